@@ -22,10 +22,7 @@
 #include "llmc/ranks/heartbeat.h"   // progress reports to the watchdog
 #include "llmc/ranks/watchdog.h"
 #include "llmc/ranks/node_recovery.h"  // recovery from a lost node
-#include "llmc/run/eval_tasks.h"       // --eval-tasks
-#include "llmc/run/measure.h"          // --plan-measure
 #include "llmc/run/run.h"              // Run: configuration, counters, logs, checkpoints
-#include "llmc/run/same_run.h"         // all ranks must have the same flags and data
 #include "llmc/state/stats.h"          // quantization statistics
 
 // ===== loading a micro-batch =====================================================================
@@ -158,7 +155,7 @@ static void train_step(Run *run, GPT *gpt) {
             applied_n = run->scheduled + (run->status_unread ? run->step_batch : 0);
     zero_update(run->zero, schedule_lr(&run->schedule, applied_n), schedule_lr(&run->schedule, skipped_n),
                 schedule_weight_decay(&run->schedule, run->consumed_train));
-    read_step_status(run, 1);
+    read_step_status(run, 1, false);
     run->status_unread = true;
     run->step_batch = batch;
     run->consumed_train += batch;
@@ -263,7 +260,7 @@ static bool guard_ends_run(Run *run, bool status_read) {
 
 static void save_and_leave(Run *run, const char *why, int exit_code) {
     if (run->stop.reason == STOP_SIGNAL) stop_ignore_launcher_signal(run_peers(run, run->launch.world));
-    read_step_status(run, 0);
+    read_step_status(run, 0, false);
     if (guard_ends_run(run, true)) return;
     run->exit_code = exit_code;
     if (save_checkpoint(run) && advance_save(run, true)) log_datetime(run->log, "%s", why);
@@ -295,7 +292,7 @@ static bool leave_loop(Run *run, bool after_save) {
 static bool after_step(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     int64_t i = run->iteration;
-    Interruption from = interval_interrupt(run);
+    Interruption from = {monotonic_seconds(), zero_traffic(run->zero)};
     bool scoring = due(i, c->eval_interval) && c->eval_tasks.count > 0;
     bool evaluating = due(i, c->eval_interval) && run_eval_iters(run, SPLIT_VALID) > 0;
     bool saving = c->save && due(i, c->save_interval), verifying = due(i, c->verify_replicas_interval);
@@ -339,7 +336,7 @@ static bool train(Run *run, GPT *gpt) {
         run_poll_stop(run);
         if (!data_sound(run) || (!run->stop.busy && !advance_save(run, false))) return false;
         bool status_read = needs_status(run);
-        if (status_read) read_step_status(run, 0);
+        if (status_read) read_step_status(run, 0, false);
         if (guard_ends_run(run, status_read)) return false;
         if (due(run->iteration, c->log_interval)) interval_end(run);
         if (after_step(run, gpt)) return false;
@@ -369,8 +366,7 @@ static bool measure_flops(Run *run) {
         if (i == MEASURE_WARM_UP_STEPS) timer_take_seconds(measured.timers, TIMER_FORWARD_BACKWARD);
         train_step(&measured, &gpt);
     }
-    if (ok) run->config.plan_tflops = measured_tflops(&measured);
-    measurement_end(run, &measured, &gpt);
+    measurement_end(run, &measured, &gpt, ok);
     return ok;
 }
 

@@ -175,6 +175,11 @@ typedef struct UpdateShard {
     uint64_t *fault, code;  // see step_status.h
 } UpdateShard;
 void kernel_update_shard(Stream *s, const UpdateShard *a);
+// kernel_update_shard on host cores (update_host.c), with host pointers and bitwise identical. CPU
+// ranks run it as that kernel; with --optimizer-cpu-offload qwd.c runs it on several threads while
+// the GPU computes. Divides the shard at group boundaries among `threads` threads; their number
+// does not change the result. Each part counts as progress for the watchdog of `site` (or NULL).
+void update_shard_host(const UpdateShard *a, int threads, const Site *site);
 
 // Applies the gathered messages to all model weights, including this rank's own: w =
 // floatX(float(w) + q

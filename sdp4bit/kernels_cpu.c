@@ -4,7 +4,6 @@
 
 #include "sdp4bit/outer_step.h"
 #include "sdp4bit/slices.h"
-#include "sdp4bit/update_host.h"
 
 // --- codes and values ---------------------------------------------------------------------------
 

@@ -1,8 +1,6 @@
 // The order of update, gather and apply, and the lane of each: see qwd.h.
 #include "sdp4bit/qwd.h"
 
-#include "sdp4bit/update_host.h"
-
 // Returns true with one replica and AdamW on the device: weights are rounded master weights,
 // nothing is sent. If the host computed the update, it must still be uploaded and applied.
 static bool alone(const QwdStep *step) { return step->layout->dp == 1 && !step->host; }

@@ -1,5 +1,5 @@
-// AdamW on the host: see update_host.h.
-#include "sdp4bit/update_host.h"
+// AdamW on the host: see kernels.h.
+#include "sdp4bit/kernels.h"
 
 #include <assert.h>
 #include <stdatomic.h>

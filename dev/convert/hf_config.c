@@ -108,7 +108,7 @@ static bool take_keys(const Reading *r, const HfFamily *family) {
 }
 
 // The parameters of Llama 3.1's rope scaling, except the factor. The trainer supports only these
-// values (llmc/model/rope_table.c).
+// values (llmc/model/gpt_init.c).
 static const struct RopeNumber {
     const char *name, *text;
 } ROPE_NUMBERS[] = {{"low_freq_factor", "1.0"},

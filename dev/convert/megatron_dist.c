@@ -151,7 +151,7 @@ static bool add_place(Listing *l, const Item *item, const Place *p, MegatronPiec
         else piece = block_of(t, p, stacked, layer);
         piece.file = at.file;
         piece.entry = at.entry;
-        int tensor = megatron_of_layer(gpt, item->tensor, first + layer);
+        int tensor = item->tensor + (int)(first + layer) * gpt->layer_tensors;
         if (fits && !megatron_source_add(l->source, item->kind, tensor, piece, item->name, err)) return false;
     }
     return fits || error_set(err, EXIT_CHECKPOINT,

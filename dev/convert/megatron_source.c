@@ -174,11 +174,6 @@ MegatronMeaning megatron_name(const GPT *gpt, const char *name, int64_t first_la
     return meaning;
 }
 
-int megatron_of_layer(const GPT *gpt, int tensor, int64_t layer) {
-    assert(layer >= 0 && layer < gpt->L);
-    return tensor + (int)layer * gpt->layer_tensors;
-}
-
 // --- Chunks -------------------------------------------------------------------------------------
 
 static bool within(int64_t first, int64_t count, int64_t all) {

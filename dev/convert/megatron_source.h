@@ -59,8 +59,6 @@ typedef enum MegatronMeaning {
 // (decoder.layers.0.mlp.linear_fc1.weight, including Transformer Engine's norms) and of the legacy
 // GPT (language_model.encoder...).
 MegatronMeaning megatron_name(const GPT *gpt, const char *name, int64_t first_layer, int *tensor);
-// Index of the tensor of layer `layer` that corresponds to `tensor` of layer 0.
-int megatron_of_layer(const GPT *gpt, int tensor, int64_t layer);
 
 // Adds a chunk. EXIT_CHECKPOINT if it exceeds the tensor; name is for the message.
 bool megatron_source_add(MegatronSource *source, MegatronKind kind, int tensor, MegatronPiece piece,

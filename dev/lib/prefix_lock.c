@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "llmc/base/append.h"
-#include "llmc/base/lock_file.h"
+#include "llmc/base/durable.h"
 
 // Creates the directory of the shard.
 static bool make_folder_of(const char *prefix, Error *err) {

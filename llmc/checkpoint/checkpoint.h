@@ -97,7 +97,7 @@ enum {
 // counts as 0. If the tracker is damaged, missing or names a missing checkpoint: the run's newest
 // checkpoint in the directory, and note explains it (else note is empty).
 // - NO_CHECKPOINT: the directory is missing, empty, or holds only files that a run writes before
-//   its first checkpoint (foreign.h).
+//   its first checkpoint (foreign.c).
 // - CHECKPOINT_UNREADABLE with err: there is a tracker or a checkpoint but none to resume from, or
 //   the directory holds other files.
 // Not collective: one rank calls it and broadcasts the result.

@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "llmc/base/durable.h"
-#include "llmc/checkpoint/foreign.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/manifest.h"
 

@@ -1,5 +1,5 @@
-// Recognizes folders without a checkpoint of this program. See foreign.h.
-#include "llmc/checkpoint/foreign.h"
+// Recognizes folders without a checkpoint of this program. See save_folder.h.
+#include "llmc/checkpoint/save_folder.h"
 
 #include <errno.h>
 #include <fnmatch.h>

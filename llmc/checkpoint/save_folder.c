@@ -18,7 +18,6 @@
 
 #include "llmc/base/durable.h"
 #include "llmc/base/json_line.h"
-#include "llmc/base/lock_file.h"
 #include "llmc/checkpoint/manifest.h"
 
 enum { SPACE_MARGIN_BYTES = 1 << 20, OTHERS_SHOWN = 6 };

@@ -1,6 +1,6 @@
-// Learning rate and weight decay over the run: see schedule.h. Reimplements Megatron-LM's
+// Learning rate and weight decay over the run: see config.h. Reimplements Megatron-LM's
 // OptimizerParamScheduler in double precision.
-#include "llmc/config/schedule.h"
+#include "llmc/config/config.h"
 
 #include <assert.h>
 #include <math.h>

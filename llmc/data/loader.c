@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "llmc/data/loader_state.h"
-#include "llmc/data/mapped.h"
+#include "llmc/data/shard.h"
 #include "llmc/base/rng.h"
 
 // --- Opening -------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-// Handles mapped files that are lost while they are read. See mapped.h.
+// Handles mapped files that are lost while they are read. See shard.h.
 //
 // The handler runs on the reading thread, at one of the program's own loads, where no operation is
 // in progress and no lock is held; so it may call fatal(). All other SIGBUS signals go to the
 // previous handler. The table and the site are file-scope statics because a signal handler gets no
 // context argument.
-#include "llmc/data/mapped.h"
+#include "llmc/data/shard.h"
 
 #include <assert.h>
 #include <pthread.h>

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "llmc/ranks/host_memory.h"
+#include "llmc/ranks/peers.h"
 
 // One allocation, identified by its address.
 typedef struct Block {

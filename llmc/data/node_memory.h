@@ -1,5 +1,5 @@
 // Memory for the indices of the datasets, shared by the ranks of a node. Rank 0 of the node fills
-// it, the others map it read-only. If sharing is not possible (host_memory.h), every rank holds a
+// it, the others map it read-only. If sharing is not possible (host_memory_map), every rank holds a
 // copy that rank 0 broadcasts. Created by loader.c.
 #pragma once
 #include <mpi.h>

@@ -1,6 +1,6 @@
-// Translates Oniguruma regular expressions to PCRE2. See pattern.h. Unknown constructs are refused,
+// Translates Oniguruma regular expressions to PCRE2. Unknown constructs are refused,
 // so that no tokenizer is silently misinterpreted.
-#include "llmc/data/pattern.h"
+#include "llmc/data/pretokenize.h"
 
 #include <ctype.h>
 #include <stdio.h>

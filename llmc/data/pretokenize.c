@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/data/pattern.h"
 
 // Class of an ASCII byte in the patterns. BEYOND: part of a non-ASCII character, which PCRE2's
 // tables classify.

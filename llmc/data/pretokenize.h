@@ -22,7 +22,7 @@ typedef struct PiecePattern PiecePattern;
 // A pattern with match data, one per thread.
 typedef struct PieceSplitter PieceSplitter;
 
-// Compiles a pattern of tokenizer.json. file: for error messages. Errors: EXIT_DATA if pattern.h
+// Compiles a pattern of tokenizer.json. file: for error messages. Errors: EXIT_DATA if pattern.c
 // cannot translate it, if PCRE2 rejects it, or if it matches the empty string.
 PiecePattern *piece_pattern_compile(const char *regex, const char *file, Error *err);
 void piece_pattern_free(PiecePattern *pattern);
@@ -50,5 +50,16 @@ typedef struct PieceSteps {
 } PieceSteps;
 
 void piece_steps_free(PieceSteps *steps);
+
+// --- pattern.c -----------------------------------------------------------------------------------
+
+// Translates the regular expressions of tokenizer.json from Oniguruma to PCRE2 syntax.
+// Returns an equivalent pattern (malloc'ed) to be compiled with PCRE2_UTF and PCRE2_UCP. Returns
+// NULL for constructs that the two engines interpret differently, or might; *why then describes the
+// construct and *where is its byte offset.
+//
+// Supported: literals, classes, alternation, groups, lookaround, repetition, general categories
+// (\p{L}), \s \S \d \D, and (?i:...) around letters and apostrophes.
+char *pattern_for_pcre2(const char *regex, const char **why, size_t *where);
 
 LLMC_END

@@ -14,7 +14,6 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include "llmc/data/mapped.h"
 
 int shard_dtype_size(int dtype) {
     switch (dtype) {
@@ -63,7 +62,7 @@ int64_t shard_boundary(const Shard *shard, int64_t document) {
     return load_i64(shard->index + SHARD_HEADER_BYTES + 12 * shard->sequences + 8 * document);
 }
 
-// Maps <prefix><suffix> read-only, guarded against truncation (mapped.h). An empty file gives NULL
+// Maps <prefix><suffix> read-only, guarded against truncation (mapped.c). An empty file gives NULL
 // and 0 bytes.
 static bool map_file(const char *prefix, const char *suffix, const uint8_t **data, size_t *bytes,
                      Error *err) {

@@ -45,7 +45,7 @@ typedef struct Shard {
 // - lengths >= 0, each pointer equal to the sum of the preceding lengths
 // - document boundaries from 0 to N, non-decreasing
 // Errors (EXIT_DATA) name the file, the fault and its position. Truncating a file while it is open
-// ends the job (mapped.h).
+// ends the job (mapped.c).
 bool shard_open(Shard *shard, const char *prefix, Error *err);
 void shard_close(Shard *shard);
 // First sequence of a document, 0 <= document <= shard->documents; the entry past the last document
@@ -54,7 +54,7 @@ int64_t shard_boundary(const Shard *shard, int64_t document);
 // Number of tokens of a sequence | position of its first token in the .bin, in tokens.
 int64_t shard_length(const Shard *shard, int64_t sequence);
 int64_t shard_position(const Shard *shard, int64_t sequence);
-// Ends the job (mapped.h) if one of the two files has been truncated. Call it after reads that must
+// Ends the job (mapped.c) if one of the two files has been truncated. Call it after reads that must
 // not silently return zeros: when a file is truncated, accesses to removed pages raise SIGBUS, but
 // the rest of the last page reads as zeros. Compares the ends of both files with their contents at
 // open time, in memory.
@@ -67,5 +67,22 @@ void shard_prefetch_length(const Shard *shard, int64_t sequence);
 // Copies count tokens, starting at token `position` of the .bin, to out, widened to int32. Ids
 // above INT32_MAX become -1, which the loader's range check reports.
 void shard_read(const Shard *shard, int64_t position, int64_t count, int32_t *out);
+
+// --- mapped.c: lost files ------------------------------------------------------------------------
+
+// Handles SIGBUS from mapped files that are truncated, or whose disk fails, while they are read.
+// Without it the process would die without a message; guarded ranges end the job with EXIT_DATA and
+// one line that names the file. Called by shard.c (which maps) and loader.c (which sets the site).
+
+// Guards [start, start + bytes): a failing read ends the job through fatal() with a message that
+// starts with `path` (copied). No-op for 0 bytes.
+void mapped_guard(const void *start, size_t bytes, const char *path);
+// Ends the job in the same way, for callers that detect that a guarded file has changed. at: any
+// address in its range.
+void mapped_lost(const void *at) __attribute__((noreturn));
+// Removes the guard; call it before munmap, because the addresses may be reused.
+void mapped_release(const void *start);
+// Sets the rank to name in the message; NULL (the default): a program without ranks.
+void mapped_set_site(const Site *site);
 
 LLMC_END

@@ -296,10 +296,6 @@ static void encode_part(Encoder *encoder, const char *text, size_t bytes, TokenB
     encode_around(encoder, &parts->normalized, text, bytes, encode_pieces, out);
 }
 
-static void encode_bpe(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out) {
-    encode_around(encoder, &encoder->tokenizer->parts.raw, text, bytes, encode_part, out);
-}
-
 static void encode_bytes(const char *text, size_t bytes, TokenBuffer *out) {
     int32_t *ids = reserve(out, bytes);
     for (size_t i = 0; i < bytes; i++) ids[i] = (uint8_t)text[i];
@@ -351,7 +347,9 @@ void encoder_encode(Encoder *encoder, const char *text, size_t bytes, TokenBuffe
     text = well_formed(encoder, text, &bytes, replaced);
     switch (encoder->tokenizer->type) {
         case TOKENIZER_GPT2_BPE:
-        case TOKENIZER_HUGGING_FACE: encode_bpe(encoder, text, bytes, out); break;
+        case TOKENIZER_HUGGING_FACE:
+            encode_around(encoder, &encoder->tokenizer->parts.raw, text, bytes, encode_part, out);
+            break;
         case TOKENIZER_BYTE: encode_bytes(text, bytes, out); break;
         case TOKENIZER_NULL:
             *replaced += encode_numbers(encoder->tokenizer->parts.table.size, text, bytes, out);

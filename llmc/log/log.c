@@ -130,14 +130,6 @@ void log_framed(Log *log, const char *lines, size_t columns) {
     text_free(&frame);
 }
 
-void log_idle_flags(Log *log) {
-    const Config *c = log->config;
-    const char *none = "WARNING: one data-parallel rank";
-    if (c->quantized_weights || c->quantized_gradients)
-        log_line(log, "%s sends nothing: the quantization flags have no effect", none);
-    if (c->verify_wire) log_line(log, "%s sends nothing: --verify-wire has no effect", none);
-}
-
 static void local_datetime(char *text, size_t bytes) {
     time_t now = time(NULL);
     struct tm parts;

@@ -28,7 +28,7 @@
 // quantization_error   iteration, gradient_error, exact_gradient_norm, replica_error
 // sample    iteration, text: --sample-prompt
 // spike     iteration, what ("loss" | "gradient norm"), value, limit, skipped: the anomaly guard
-// repair    iteration, bucket, ranks, from (rank; null: the master weights): replicas.h
+// repair    iteration, bucket, ranks, from (rank; null: the master weights): replicas.c
 // valid     iteration, consumed_samples, split ("valid" | "test"), where, loss, ppl
 // task      iteration, consumed_samples, task, n, acc, acc_stderr; acc_norm and acc_norm_stderr of
 //           multiple-choice tasks, else perplexity: --eval-tasks
@@ -55,8 +55,6 @@ void log_close(Log *log);
 void log_line(Log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // Prints lines between two rules of this width.
 void log_framed(Log *log, const char *lines, size_t columns);
-// Warns of flags that have no effect with one data-parallel rank.
-void log_idle_flags(Log *log);
 // Prints Megatron-LM's "[<what>] datetime: YYYY-MM-DD HH:MM:SS ". what: "before the start of
 // training step", "exiting program at iteration 200", ...
 void log_datetime(Log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -94,5 +92,21 @@ void log_scalar_twice(Log *log, const char *tag, int64_t iteration, int64_t samp
 // --log-jsonl) and frees it. For kinds owned by other modules ("memory", "sample", ...). Values
 // that depend on the clock belong in a "timing" object.
 void log_json(Log *log, Text *json);
+
+// --- task_lines.c: results of --eval-tasks -------------------------------------------------------
+
+// Result of a task.
+typedef struct TaskFigures {
+    const char *task;
+    int64_t samples;
+    bool choices;            // multiple choice: has acc_norm, else perplexity
+    double acc, acc_stderr;  // fraction of correct samples and its standard error
+    double acc_norm, acc_norm_stderr;
+    double perplexity;  // exp(-(mean log-likelihood of the continuations))
+} TaskFigures;
+
+// Prints framed lines, and writes for each task the JSON line "task" and scalars such as "task
+// arc_easy acc".
+void log_tasks(Log *log, int64_t iteration, int64_t consumed_samples, const TaskFigures *tasks, int count);
 
 LLMC_END

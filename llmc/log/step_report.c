@@ -15,24 +15,18 @@ void short_duration(char *out, size_t bytes, double seconds) {
     else snprintf(out, bytes, "%ds", (int)s);
 }
 
-// Appends an integer with commas between thousands.
-static void add_with_commas(Text *line, double value) {
-    char digits[32];
-    int n = snprintf(digits, sizeof digits, "%.0f", value);
-    for (int i = 0; i < n; i++) text_add(line, i && (n - i) % 3 == 0 ? ",%c" : "%c", digits[i]);
-}
-
 void short_line(Text *line, const IntervalReport *r) {
     assert(line && r);
-    char left[32];
+    char left[32], digits[32];
     text_add(line, "step %6lld/%lld", (long long)r->last.iteration, (long long)r->train_iters);
     if (report_has_loss(r)) text_add(line, " | loss %.4f", isnan(r->lm_loss) ? NAN : r->lm_loss);
     if (!(r->last.grad_norm < 0))
         text_add(line, " | norm %.3f", isnan(r->last.grad_norm) ? NAN : r->last.grad_norm);
     text_add(line, " | lr %.2e", r->last.learning_rate);
     if (r->tokens_per_second > 0) {
+        int n = snprintf(digits, sizeof digits, "%.0f", r->tokens_per_second);
         text_add(line, " | ");
-        add_with_commas(line, r->tokens_per_second);
+        for (int i = 0; i < n; i++) text_add(line, i && (n - i) % 3 == 0 ? ",%c" : "%c", digits[i]);
         text_add(line, " tokens/s");
     }
     if (r->mfu > 0) text_add(line, " | MFU %.1f %%", 100 * r->mfu);

@@ -1,5 +1,5 @@
-// Results of --eval-tasks: see task_lines.h.
-#include "llmc/log/task_lines.h"
+// Results of --eval-tasks: see log.h.
+#include "llmc/log/log.h"
 
 #include <assert.h>
 

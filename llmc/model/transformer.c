@@ -8,7 +8,7 @@
 // rank's part of the model and defines the letters used in shape comments.
 //
 // Tensor parallelism splits the heads, the feed-forward layer and the vocabulary. A rank then
-// computes partial sums, which the functions of tensor_parallel.h reduce. A pipeline stage holds
+// computes partial sums, which the functions of tensor_parallel.c reduce. A pipeline stage holds
 // some of the layers.
 //
 // The hidden state between layers is the residual stream. The addition x += branch is fused into

@@ -1,5 +1,5 @@
-// Data-sheet figures of GPUs, and the rates derived from them: see gpus.h.
-#include "llmc/plan/gpus.h"
+// Data-sheet figures of GPUs, and the rates derived from them: see plan_report.h.
+#include "llmc/plan/plan_report.h"
 
 #include <assert.h>
 

@@ -6,7 +6,6 @@
 
 #include "llmc/log/log.h"
 #include "llmc/ops.h"
-#include "llmc/plan/gpus.h"
 #include "llmc/plan/memory_fit.h"
 #include "llmc/model/gpt.h"
 #include "llmc/plan/traffic.h"
@@ -271,26 +270,22 @@ static int largest_micro_batch(const Config *config, const Stages *stages, doubl
     return fits;
 }
 
-static void print_gib(const MemoryPlan *memory_plan, FILE *out) {
+// Prints device memory by purpose, and the page-locked host memory of --optimizer-cpu-offload and
+// --async-save.
+static void print_gib(const StagePlan *s, FILE *out) {
+    const MemoryPlan *memory_plan = &s->memory_plan;
+    double host = 0, here = (double)machine_memory("MemTotal") / GIB;
     fprintf(out, "  GiB %s\n", device_kind()->where);
     for (int i = 0; i < memory_plan->count; i++) {
         size_t bytes = memory_plan_group_bytes(memory_plan, i);
         const MemoryPlanEntry *entry = &memory_plan->entries[i];
-        if (bytes && !entry->host) fprintf(out, "    %-30s %8.2f\n", entry->group, (double)bytes / GIB);
+        if (entry->host) host += (double)entry->bytes / GIB;
+        else if (bytes) fprintf(out, "    %-30s %8.2f\n", entry->group, (double)bytes / GIB);
     }
     fprintf(out, "    %-30s %8.2f\n", "all", (double)memory_plan_total(memory_plan) / GIB);
-}
-
-// Prints the page-locked host memory of --optimizer-cpu-offload and --async-save.
-static void print_host_gib(const StagePlan *s, FILE *out) {
-    double host = 0;
-    for (int i = 0; i < s->memory_plan.count; i++) {
-        if (s->memory_plan.entries[i].host) host += (double)s->memory_plan.entries[i].bytes / GIB;
-    }
     if (host < 0.01) return;
     fprintf(out, "  GiB of page-locked host memory: %.2f for each rank, %.2f for the %d ranks of a node",
             host, host * s->mesh.per_node, s->mesh.per_node);
-    double here = (double)machine_memory("MemTotal") / GIB;
     if (here > 0) fprintf(out, "; this machine has %.2f", here);
     fprintf(out, "\n");
 }
@@ -463,19 +458,17 @@ bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err) 
     bool ok = plan_stages(&stages, config, mesh, err);
     if (ok) {
         const StagePlan *s = stages.fullest;
-        const MemoryPlan *memory_plan = &s->memory_plan;
         print_model(config, &stages, out);
         print_parts(config, &stages, out);
         print_layout(s, out);
         fprintf(out, "memory per rank");
         print_whose(s, out);
-        memory_plan_print(memory_plan, layout_of(s)->parameters, out);
+        memory_plan_print(&s->memory_plan, layout_of(s)->parameters, out);
         fprintf(out, "  in addition, reported in the log of a run: %s\n", device_kind()->beside_plan);
         print_wire(config, s, out);
         print_parts_wire(config, &s->mesh, out);
         fprintf(out, "summary\n");
-        print_gib(memory_plan, out);
-        print_host_gib(s, out);
+        print_gib(s, out);
         print_fits(config, &stages, out);
         print_between(config, s, out);
         if (config->plan_network > 0) plan_time_report(config, &s->mesh, out);

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 
 #include "llmc/config/config_roles.h"
-#include "llmc/plan/presets.h"
-#include "llmc/plan/gpus.h"
 #include "llmc/model/gpt.h"
 #include "llmc/plan/step_time.h"
 #include "llmc/plan/traffic.h"

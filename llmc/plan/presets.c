@@ -1,5 +1,5 @@
-// The table of presets: see presets.h.
-#include "llmc/plan/presets.h"
+// The table of presets: see plan_report.h.
+#include "llmc/plan/plan_report.h"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
-// Memory shared by the ranks of a host: see host_memory.h.
-#include "llmc/ranks/host_memory.h"
+// Memory shared by the ranks of a host: see peers.h.
+#include "llmc/ranks/peers.h"
 
 #include <assert.h>
 #include <fcntl.h>

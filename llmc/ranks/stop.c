@@ -12,7 +12,7 @@
 #include <stdatomic.h>
 #include <time.h>
 
-#include "llmc/ranks/launcher_signal.h"
+#include "llmc/ranks/node_failure.h"
 
 // Last signal delivered to another thread, 0: none. File scope, because a signal handler gets no
 // context argument.

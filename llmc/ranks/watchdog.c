@@ -13,7 +13,7 @@
 
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ranks/heartbeat_state.h"
-#include "llmc/ranks/host_memory.h"
+#include "llmc/ranks/peers.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/ranks/node_failure.h"
 

@@ -1,5 +1,5 @@
-// Translates flags to loader options: see data_options.h.
-#include "llmc/run/data_options.h"
+// Translates flags to loader options: see run.h.
+#include "llmc/run/run.h"
 
 #include <assert.h>
 #include <string.h>

@@ -1,12 +1,11 @@
-// Scores the samples of --eval-tasks: see eval_tasks.h.
-#include "llmc/run/eval_tasks.h"
+// Scores the samples of --eval-tasks: see run.h.
+#include "llmc/run/run.h"
 
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/log/task_lines.h"
 
 // --- the files -----------------------------------------------------------------------------------
 

@@ -1,9 +1,8 @@
-// --plan-measure: see measure.h.
-#include "llmc/run/measure.h"
+// --plan-measure: see run.h.
+#include "llmc/run/run.h"
 
 #include <assert.h>
 #include <string.h>
-
 
 enum { MEASURED_LAYERS = 4 };
 
@@ -39,14 +38,6 @@ static Config config_to_measure(const Config *config) {
     return c;
 }
 
-// start_run without checkpoints and log lines.
-static bool start(Run *measured, GPT *gpt) {
-    if (!plan_run(measured, gpt) || !run_allocate(measured) || !run_connect(measured)) return false;
-    gpt_connect(gpt, measured);
-    draw_weights(measured, gpt);
-    return run_open_data(measured) && run_prepare_saves(measured);
-}
-
 bool measurement_begin(Run *run, Run *measured, GPT *gpt) {
     assert(run && measured && gpt && run != measured);
     run_init(measured);
@@ -57,16 +48,19 @@ bool measurement_begin(Run *run, Run *measured, GPT *gpt) {
     }
     measured->launch = run->launch;
     measured->config = config_to_measure(&run->config);
-    return start(measured, gpt);
+    // start_run without checkpoints and log lines.
+    if (!plan_run(measured, gpt) || !run_allocate(measured) || !run_connect(measured)) return false;
+    gpt_connect(gpt, measured);
+    draw_weights(measured, gpt);
+    return run_open_data(measured) && run_prepare_saves(measured);
 }
 
-double measured_tflops(Run *measured) {
-    double seconds = timer_take_seconds(measured->timers, TIMER_FORWARD_BACKWARD);
-    return megatron_flops(&measured->config, MEASURE_STEPS * measured->config.global_batch_size) / seconds /
-           1e12;
-}
-
-void measurement_end(Run *run, Run *measured, GPT *gpt) {
+void measurement_end(Run *run, Run *measured, GPT *gpt, bool ok) {
+    if (ok) {
+        double samples = MEASURE_STEPS * measured->config.global_batch_size;
+        double seconds = timer_take_seconds(measured->timers, TIMER_FORWARD_BACKWARD);
+        run->config.plan_tflops = megatron_flops(&measured->config, samples) / seconds / 1e12;
+    }
     run->error = measured->error;
     tp_close(&gpt->tp);
     run_close(measured);

@@ -6,8 +6,7 @@
 #include "llmc/checkpoint/save_folder.h"
 #include "llmc/checkpoint/zero_slices.h"
 #include "llmc/run/run.h"
-#include "llmc/run/same_run.h"
-#include "llmc/state/replicas.h"
+#include "llmc/state/zero.h"
 
 // --- saving --------------------------------------------------------------------------------------
 
@@ -43,7 +42,7 @@ bool replicas_sound(Run *run) {
 }
 
 bool save_checkpoint(Run *run) {
-    read_step_status(run, 0);
+    read_step_status(run, 0, false);
     Peers world = run_peers(run, run->launch.world);
     if (!run_agreed(run, zero_sound(run->zero, world, &run->error))) return false;
     if (!run->config.save || run->last_saved == run->iteration) return true;

@@ -8,12 +8,14 @@
 //   surviving_groups.c  recovery from a lost node with --local-steps
 //   sample.c            --sample-prompt
 //   eval_tasks.c        --eval-tasks
+//   same_run.c          ranks must have the same program, flags and data
+//   data_options.c      from flags to loader options
+//   measure.c           --plan-measure
 #pragma once
 #include "llmc/base/memory_plan.h"
 #include "llmc/checkpoint/saver.h"
 #include "llmc/comm.h"
 #include "llmc/config/config.h"
-#include "llmc/config/schedule.h"
 #include "llmc/data/loader.h"
 #include "llmc/data/tasks.h"
 #include "llmc/data/tokenizer.h"
@@ -139,6 +141,19 @@ bool start_run(Run *run, GPT *gpt);
 void gpt_connect(GPT *gpt, Run *run);
 void draw_weights(Run *run, GPT *gpt);
 
+// --- data_options.c ------------------------------------------------------------------------------
+
+// The loader does not know the Config. Used by setup.c and by tests of the loader.
+
+// Returns the loader options of a config. Strings and arrays are borrowed from it.
+LoaderOptions loader_options(const Config *config, int dp_rank, int dp_size);
+// Adjusts the options of a resumed run. If batch sizes, training length or evaluation intervals
+// have changed, each split gets as many more samples as the rest of the run needs. If nothing has
+// changed, the numbers stay the same, and so does the order of the data. consumed_*: samples used
+// so far.
+void loader_options_resume(LoaderOptions *options, const Config *config, int64_t iteration,
+                           int64_t consumed_train, int64_t consumed_valid);
+
 // --- run_report.c --------------------------------------------------------------------------------
 
 // Logs program, mesh, flags and sizes before training.
@@ -149,16 +164,13 @@ typedef struct Interruption {
     double seconds;
     Traffic traffic;
 } Interruption;
-Interruption interval_interrupt(const Run *run);
 // Excludes time and traffic since `from` from the interval. Collective.
 void interval_exclude(Run *run, const Interruption *from);
 // Logs the interval. The status of its last step must have been read. Collective.
 void interval_end(Run *run);
 // Reads the status of a step and advances counters, guard and per-step log. which: 0 for the latest
-// step launched, 1 for the one before.
-void read_step_status(Run *run, int which);
-// read_step_status(run, 0) without collective figures, for use after a node failure.
-void read_step_status_alone(Run *run);
+// step launched, 1 for the one before. alone: without collective figures, after a node failure.
+void read_step_status(Run *run, int which, bool alone);
 
 // --- resume.c ------------------------------------------------------------------------------------
 
@@ -190,5 +202,60 @@ void arm_node_recovery(Run *run);
 // --sample-prompt: generates text with the current weights and logs it on rank 0. Has no effect on
 // training. Collective.
 void write_sample(Run *run, GPT *gpt);
+
+// --- measure.c: --plan-measure -------------------------------------------------------------------
+
+// Measures the device's FLOP rate on a few of the model's layers. train_gpt.c runs the steps
+// between measurement_begin and measurement_end.
+
+// Warm-up steps select kernels and fill caches; they are not timed.
+enum { MEASURE_WARM_UP_STEPS = 3, MEASURE_STEPS = 5 };
+
+// Sets up a separate run `measured` and its model, with few layers and mock data. run must have
+// been planned and have one rank. Errors: EXIT_USAGE with several ranks, otherwise see
+// start_run. measurement_end must follow in any case.
+bool measurement_begin(Run *run, Run *measured, GPT *gpt);
+// Frees `measured` and gpt. Copies the error of the measured run to run->error. ok: sets
+// run->config.plan_tflops to the TFLOP/s of forward and backward in the last MEASURE_STEPS steps.
+void measurement_end(Run *run, Run *measured, GPT *gpt, bool ok);
+
+// --- eval_tasks.c: --eval-tasks ------------------------------------------------------------------
+
+// Scores multiple-choice and continuation tasks (llmc/data/tasks.h) at each evaluation and at the
+// end of the run. acc, acc_norm and perplexity are defined as in EleutherAI's
+// lm-evaluation-harness.
+//
+// Requests are batched and the batches distributed over the data-parallel ranks. A batch has as
+// many tokens as a micro-batch, in sequences of one length: the sequence length, a half, a quarter,
+// and so on. Batches depend only on the files, so log-likelihoods are bitwise identical for any
+// number of data-parallel ranks. Metrics are summed in file order.
+
+// Reads the files on rank 0 and broadcasts the samples. No-op unless --eval-tasks is given.
+// Collective; the same error on every rank (EXIT_DATA).
+bool eval_tasks_open(Run *run);
+// Scores all samples with the current weights and logs the metrics, at most once per iteration.
+// Ends early without logging if run->stop is set. Collective.
+void eval_tasks(Run *run, GPT *gpt);
+
+// --- same_run.c ----------------------------------------------------------------------------------
+
+// Checks before the first step that all machines have the same program, flags, data and checkpoint
+// folders. Otherwise a machine with an old copy would silently train with another learning rate or
+// other data. Collective over world; every rank compares itself with rank 0 and returns its own
+// result; the caller makes the ranks agree.
+
+// Call after plan_run, before memory is allocated or data is read. Errors: EXIT_ENVIRONMENT for
+// another version, commit or backend; EXIT_USAGE for the first flag that differs. Paths may differ
+// between machines. The number of paths may not, except for outputs that only rank 0 writes.
+bool same_flags(const Config *config, Peers world, Error *err);
+// Compares the data shards of every split: sizes, first and last bytes of the files, weights.
+// Error: EXIT_DATA. Always true for mock data.
+bool same_data(const Loader *loader, Peers world, Error *err);
+// Checks that every rank sees a temporary file that rank 0 creates in the folder, within 5 seconds
+// to allow for slow network file systems. Error: EXIT_CHECKPOINT. Returns true if rank 0 cannot
+// create the file; the first save reports why.
+bool same_save_folder(const char *directory, Peers world, Error *err);
+// Checks that this rank sees the checkpoint if rank 0 does. Error: EXIT_CHECKPOINT.
+bool same_checkpoint(const char *directory, int64_t iteration, Peers world, Error *err);
 
 LLMC_END

@@ -6,7 +6,6 @@
 
 #include "llmc/base/version.h"
 #include "llmc/ops.h"
-#include "llmc/run/node_exchange.h"
 #include "llmc/run/run.h"
 #include "llmc/state/stats.h"
 
@@ -40,16 +39,31 @@ static void report_program(Run *run) {
     }
 }
 
+// Logs the transport of intra-node messages: copy engines or NCCL (--node-exchange). Warns if only
+// some ranks can use copy engines, which slows down all.
 static void report_exchange(Run *run) {
-    const Config *c = &run->config;
     Error why;
     bool shared = zero_node_shares(run->zero, &why);
+    int without = why.code != 0, ranks = run->launch.size;
+    Peers world = run_peers(run, run->launch.world);
     const char *only_way = device_kind()->only_way;
-    if (c->emulate_nodes && only_way) {
+    if (run->config.emulate_nodes && only_way) {
         log_line(run->log, "WARNING: --emulate-nodes has no effect: %s", only_way);
     }
-    node_exchange_report(run->log, run_peers(run, run->launch.world), &why, shared,
-                         c->node_exchange == NODE_EXCHANGE_COPIES);
+    peers_all_reduce(world, &without, 1, MPI_INT, MPI_SUM);
+    peers_agree(world, !why.code, &why, NULL);
+    if (without == 0) {
+        if (shared) log_line(run->log, "intra-node messages are fetched by the GPUs' copy engines");
+    } else if (without < ranks) {
+        log_line(run->log,
+                 "WARNING: intra-node messages are fetched by the GPUs' copy engines, but %d of %d ranks use "
+                 "NCCL: %s",
+                 without, ranks, why.what);
+    } else if (run->config.node_exchange == NODE_EXCHANGE_COPIES) {
+        log_line(run->log, "WARNING: --node-exchange copies has no effect: %s", why.what);
+    } else if (!only_way) {
+        log_line(run->log, "intra-node messages use NCCL: %s", why.what);
+    }
 }
 
 static void report_batch(Run *run) {
@@ -102,7 +116,11 @@ void report_start(Run *run) {
              truth(c->quantized_gradients), c->gq_group_size_intra, c->gradient_quantization_bits_intra,
              c->gq_group_size_inter, c->gradient_quantization_bits_inter,
              c->gradient_quantization_method == GRADIENT_EDEN ? " (EDEN)" : "");
-    if (mesh_data_ranks(&run->mesh) == 1) log_idle_flags(run->log);
+    const char *idle = "WARNING: one data-parallel rank sends nothing:";
+    bool one = mesh_data_ranks(&run->mesh) == 1;
+    if (one && (c->quantized_weights || c->quantized_gradients))
+        log_line(run->log, "%s the quantization flags have no effect", idle);
+    if (one && c->verify_wire) log_line(run->log, "%s --verify-wire has no effect", idle);
     report_batch(run);
     log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)",
              c->vocab_size_unpadded, c->vocab_size_padded - c->vocab_size_unpadded, c->vocab_size_padded);
@@ -134,7 +152,7 @@ static void report_step(Run *run, int64_t iteration, bool alone) {
     log_step_scalars(run->log, r);
 }
 
-static void read_status(Run *run, int which, bool alone) {
+void read_step_status(Run *run, int which, bool alone) {
     assert(which == 0 || which == 1);
     if (!run->status_unread) return;
     run->last = zero_step_status(run->zero, which);
@@ -150,9 +168,6 @@ static void read_status(Run *run, int which, bool alone) {
     report_step(run, iteration, alone);
 }
 
-void read_step_status(Run *run, int which) { read_status(run, which, false); }
-void read_step_status_alone(Run *run) { read_status(run, 0, true); }
-
 // --- an interval ---------------------------------------------------------------------------------
 
 void interval_begin(Run *run) {
@@ -161,11 +176,6 @@ void interval_begin(Run *run) {
     stream_synchronize(run->compute);
     run_barrier(run);
     run->interval.seconds_start = monotonic_seconds();
-}
-
-Interruption interval_interrupt(const Run *run) {
-    Interruption from = {monotonic_seconds(), zero_traffic(run->zero)};
-    return from;
 }
 
 void interval_exclude(Run *run, const Interruption *from) {

@@ -1,5 +1,5 @@
-// Consistency checks among the ranks of a run: see same_run.h. Called by train_gpt.c and setup.c.
-#include "llmc/run/same_run.h"
+// Consistency checks among the ranks of a run: see run.h. Called by train_gpt.c and setup.c.
+#include "llmc/run/run.h"
 
 #include <assert.h>
 #include <fcntl.h>

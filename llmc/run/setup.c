@@ -5,10 +5,7 @@
 
 #include "llmc/base/durable.h"
 #include "llmc/checkpoint/save_folder.h"
-#include "llmc/run/data_options.h"
-#include "llmc/run/eval_tasks.h"
 #include "llmc/run/run.h"
-#include "llmc/run/same_run.h"
 #include "llmc/state/stats.h"
 
 // Gets vocabulary size and end-of-document id from the tokenizer. Leaves them 0 for GPT-2 BPE

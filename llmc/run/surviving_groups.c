@@ -40,7 +40,7 @@ static void on_node_loss(void *context, const char *why) {
     if (left == MPI_COMM_NULL) return;
     comm_lose(&run->mesh.replica_groups);
     zero_use_outer(run->zero, false);
-    read_step_status_alone(run);
+    read_step_status(run, 0, true);
     continue_without(run, lost, left);
     // Don't save a state for which the anomaly guard or corrupt data would have ended the run.
     bool sound = !run->guard.ended_at && run->error.code != EXIT_DATA;

@@ -14,7 +14,7 @@
 // --- stores --------------------------------------------------------------------------------------
 
 static float *full_accumulated(const Base *base, const Grads *grads, int b) {
-    return grads->whole + grads->start[b];
+    return grads->whole + grads->bucket[b].start;
 }
 
 static GradShard shard_accumulated(const Base *base, const Grads *grads, int b) {
@@ -30,34 +30,27 @@ static GradShard held_accumulated(const Base *base, const Grads *grads, int b) {
     return grad_shard_of(&base->state->bucket[b], full_accumulated(base, grads, b), base_state_shard(base));
 }
 
-static const GradStore accumulated = {.accumulates = true,
-                                      .full = full_accumulated,
-                                      .shard = shard_accumulated,
-                                      .held = held_accumulated,
-                                      .of_range = range_accumulated};
-
 static void gather_replicated(const Base *base, const Grads *grads, const TlqStep *step, int b,
                               uint8_t *buffer) {
     tlq_gather_bucket(step, b, grads_full(base, grads, b), buffer, base->lanes);
 }
 
-static const GradStore replicated = {.accumulates = true,
-                                     .full = full_accumulated,
-                                     .shard = shard_accumulated,
-                                     .held = held_accumulated,
-                                     .of_range = range_accumulated,
-                                     .gather = gather_replicated};
+#define ACCUMULATED \
+    .accumulates = true, .full = full_accumulated, .shard = shard_accumulated, .held = held_accumulated, \
+    .of_range = range_accumulated
+static const GradStore accumulated = {ACCUMULATED};
+static const GradStore replicated = {ACCUMULATED, .gather = gather_replicated};
 
 static float *full_slot(const Base *base, const Grads *grads, int b) { return grads->slot[b % GRAD_SLOTS]; }
 
 static GradShard shard_slots(const Base *base, const Grads *grads, int b) {
-    float *own = grads->shard + grads->start[b];
+    float *own = grads->shard + grads->bucket[b].start;
     GradShard shard = {own, own + base->plan.bucket[b].matrix_per_rank};
     return shard;
 }
 
 static float *range_slots(const Base *base, const Grads *grads, const Range *range) {
-    return grads->shard + grads->start[range->bucket] + range->state_at -
+    return grads->shard + grads->bucket[range->bucket].start + range->state_at -
            base->plan.bucket[range->bucket].state_start;
 }
 
@@ -87,14 +80,14 @@ static void choose_stores(const Base *base, Grads *grads) {
                    base->plan.dp > 1;
     const GradStore *whole = base->state->dp == base->plan.dp ? &accumulated : &replicated;
     for (int b = 0; b < base->plan.buckets; b++)
-        grads->store[b] = sharded && in_one_pass(base, b) ? &slots : whole;
+        grads->bucket[b].store = sharded && in_one_pass(base, b) ? &slots : whole;
 }
 
 size_t grads_gather_bytes(const Base *base, const Grads *grads) {
     size_t most = 0;
     for (int b = 0; b < base->plan.buckets; b++) {
         size_t bytes = (size_t)(base->plan.dp * layout_reduced_message(&base->plan.bucket[b]).bytes);
-        if (grads->store[b]->gather && bytes > most) most = bytes;
+        if (grads->bucket[b].store->gather && bytes > most) most = bytes;
     }
     return most;
 }
@@ -104,8 +97,8 @@ static void place_buckets(const Base *base, Grads *grads, bool windows) {
     for (int b = 0; b < base->plan.buckets; b++) {
         const Bucket *bucket = &base->plan.bucket[b];
         int64_t elements = bucket_elements(bucket), own = round_up64(bucket_shard(bucket), 64);
-        bool accumulates = grads->store[b]->accumulates;
-        grads->start[b] = accumulates ? grads->whole_elements : grads->shard_elements;
+        bool accumulates = grads->bucket[b].store->accumulates;
+        grads->bucket[b].start = accumulates ? grads->whole_elements : grads->shard_elements;
         // Rounded like the bucket layout, to whole cache lines.
         if (accumulates) grads->whole_elements += round_up64(elements, 128);
         else grads->shard_elements += own;
@@ -114,19 +107,14 @@ static void place_buckets(const Base *base, Grads *grads, bool windows) {
     }
     if (!windows) return;
     for (int b = 0; b < base->plan.buckets; b++) {
-        if (!grads->store[b]->accumulates) grads->start[b] = b % GRAD_SLOTS * largest;
+        if (!grads->bucket[b].store->accumulates) grads->bucket[b].start = b % GRAD_SLOTS * largest;
     }
     grads->shard_elements = GRAD_SLOTS * largest;
 }
 
 void grads_reserve(const Base *base, Grads *grads, bool windows, MemoryPlan *memory_plan) {
     size_t buckets = (size_t)base->plan.buckets;
-    grads->store = (const GradStore **)xcalloc(buckets, sizeof *grads->store, "the bucket table");
-    grads->start = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
-    grads->begun = (bool *)xcalloc(buckets, sizeof(bool), "the bucket table");
-    grads->reductions = (int *)xcalloc(buckets, sizeof(int), "the bucket table");
-    grads->units_missing = (int *)xcalloc(buckets, sizeof(int), "the bucket table");
-    grads->ready = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
+    grads->bucket = (GradBucket *)xcalloc(buckets, sizeof *grads->bucket, "the bucket table");
     choose_stores(base, grads);
     place_buckets(base, grads, windows);
     const char *group = "gradients";
@@ -141,33 +129,28 @@ void grads_reserve(const Base *base, Grads *grads, bool windows, MemoryPlan *mem
 }
 
 void grads_start(const Base *base, Grads *grads) {
-    for (int b = 0; b < base->plan.buckets; b++) grads->ready[b] = event_create(base->device);
+    for (int b = 0; b < base->plan.buckets; b++) grads->bucket[b].ready = event_create(base->device);
     for (int slot = 0; slot < GRAD_SLOTS; slot++) grads->slot_read[slot] = event_create(base->device);
 }
 
 void grads_free(const Base *base, Grads *grads) {
-    for (int b = 0; base->device && grads->ready && b < base->plan.buckets; b++)
-        event_destroy(grads->ready[b]);
-    for (int slot = 0; base->device && grads->ready && slot < GRAD_SLOTS; slot++)
+    for (int b = 0; base->device && grads->bucket && b < base->plan.buckets; b++)
+        event_destroy(grads->bucket[b].ready);
+    for (int slot = 0; base->device && grads->bucket && slot < GRAD_SLOTS; slot++)
         event_destroy(grads->slot_read[slot]);
-    free(grads->store);
-    free(grads->start);
-    free(grads->begun);
-    free(grads->reductions);
-    free(grads->units_missing);
-    free(grads->ready);
+    free(grads->bucket);
 }
 
 float *grads_tensor(const Base *base, const Grads *grads, int tensor) {
     assert(tensor >= 0 && tensor < base->plan.tensors);
-    if (!grads->store) return NULL;
+    if (!grads->bucket) return NULL;
     int b = base->plan.tensor_bucket[tensor];
     return grads_full(base, grads, b) + base->plan.tensor_arena[tensor] - base->plan.bucket[b].arena_start;
 }
 
 bool grads_use_slots(const Base *base, const Grads *grads) {
     for (int b = 0; b < base->plan.buckets; b++) {
-        if (!grads->store[b]->accumulates) return true;
+        if (!grads->bucket[b].store->accumulates) return true;
     }
     return false;
 }
@@ -175,14 +158,14 @@ bool grads_use_slots(const Base *base, const Grads *grads) {
 // --- backward ------------------------------------------------------------------------------------
 
 static void expect_units(const Base *base, Grads *grads, int b) {
-    grads->units_missing[b] = base->plan.bucket[b].end_unit - base->plan.bucket[b].first_unit;
-    grads->begun[b] = false;
+    grads->bucket[b].units_missing = base->plan.bucket[b].end_unit - base->plan.bucket[b].first_unit;
+    grads->bucket[b].begun = false;
 }
 
 void grads_new_step(const Base *base, Grads *grads) {
     for (int b = 0; b < base->plan.buckets; b++) {
         expect_units(base, grads, b);
-        grads->reductions[b] = 0;
+        grads->bucket[b].reductions = 0;
     }
 }
 
@@ -205,8 +188,8 @@ static void clear_rest(const Base *base, Grads *grads, int b) {
 void grads_begin(const Base *base, Grads *grads, int unit) {
     assert(unit >= 0 && unit < base->plan.units);
     int b = base->plan.unit_bucket[unit];
-    if (grads->store[b]->accumulates || grads->begun[b]) return;
-    grads->begun[b] = true;
+    if (grads->bucket[b].store->accumulates || grads->bucket[b].begun) return;
+    grads->bucket[b].begun = true;
     timer_start(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
     stream_wait(base->compute, grads->slot_read[b % GRAD_SLOTS]);
     timer_stop(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
@@ -216,17 +199,17 @@ void grads_begin(const Base *base, Grads *grads, int unit) {
 bool grads_complete(const Base *base, Grads *grads, int unit) {
     assert(unit >= 0 && unit < base->plan.units);
     int b = base->plan.unit_bucket[unit];
-    if (--grads->units_missing[b] > 0) return false;
+    if (--grads->bucket[b].units_missing > 0) return false;
     timer_start(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
-    event_record(grads->ready[b], base->compute);
-    if (base->lanes->apart) stream_wait(base->lanes->first, grads->ready[b]);
-    stream_wait(base->lanes->last, grads->ready[b]);
+    event_record(grads->bucket[b].ready, base->compute);
+    if (base->lanes->apart) stream_wait(base->lanes->first, grads->bucket[b].ready);
+    stream_wait(base->lanes->last, grads->bucket[b].ready);
     return true;
 }
 
 void grads_reduced(const Base *base, Grads *grads, int b) {
     assert(b >= 0 && b < base->plan.buckets);
-    if (!grads->store[b]->accumulates) {
+    if (!grads->bucket[b].store->accumulates) {
         event_record(grads->slot_read[b % GRAD_SLOTS], base->lanes->first);
         expect_units(base, grads, b);  // for the next micro-batch
     }
@@ -238,7 +221,56 @@ void grads_consumed(const Base *base, Grads *grads, int b) {
     assert(b >= 0 && b < base->plan.buckets);
     const Bucket *bucket = &base->plan.bucket[b];
     // The next step overwrites the gradients of matrices and adds to the tail's.
-    if (grads->store[b]->accumulates)
+    if (grads->bucket[b].store->accumulates)
         set_zero(base->lanes->last, grads_full(base, grads, b) + bucket->matrix_elements,
                  (size_t)bucket->tail_elements * sizeof(float));
+}
+
+// --- error feedback ------------------------------------------------------------------------------
+
+static int64_t shards_of_rank(const Base *base) { return base->plan.options.nodes; }
+
+static void list_bucket(const Base *base, Feedback *f, int b) {
+    const Bucket *bucket = &base->plan.bucket[b];
+    for (int k = 0; k < shards_of_rank(base); k++) {
+        int owner = k * base->plan.options.per_node + base->mesh->node.rank;
+        for (int i = 0; i < bucket->segments; i++) {
+            Range range;
+            int64_t in_shard;
+            if (!base_cut_segment(&base->plan, b, i, owner, &range, &in_shard)) continue;
+            range.state_at = f->start[b] + k * bucket->matrix_per_rank + in_shard;
+            f->ranges[f->range_count++] = range;
+        }
+    }
+}
+
+void feedback_reserve(const Base *base, Feedback *f, MemoryPlan *memory_plan) {
+    const Config *c = base->config;
+    if (!c->error_feedback || !c->quantized_gradients || base->mesh->rail.size == 1) return;
+    int64_t elements = 0, most = shards_of_rank(base) * base->plan.segments_total;
+    f->start = (int64_t *)xcalloc((size_t)base->plan.buckets, sizeof *f->start, "the bucket table");
+    f->ranges = (Range *)xcalloc((size_t)most, sizeof(Range), "the residual's ranges");
+    for (int b = 0; b < base->plan.buckets; b++) {
+        f->start[b] = elements;
+        elements += shards_of_rank(base) * base->plan.bucket[b].matrix_per_rank;
+        list_bucket(base, f, b);
+    }
+    memory_plan_reserve(memory_plan, "gradients", "residual of error feedback",
+                        (size_t)elements * sizeof(float), (void **)&f->memory);
+}
+
+void feedback_free(Feedback *f) {
+    free(f->start);
+    free(f->ranges);
+}
+
+// The first reduction of a step reads the previous step's status: if that step was skipped, the
+// residual it left is discarded with its gradients.
+void feedback_step(const Base *base, const Feedback *f, int b, bool frozen, TlqStep *step) {
+    assert(b >= 0 && b < base->plan.buckets);
+    step->error_feedback = feedback_on(f) && codec_grouped(step->grad_format.inter_codec);
+    if (!step->error_feedback) return;
+    step->residual.values = f->memory + f->start[b];
+    step->residual.control = step->micro_batch == 0 ? base->control : NULL;
+    step->residual.frozen = frozen;
 }

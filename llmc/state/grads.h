@@ -26,19 +26,23 @@ typedef struct GradStore {
     void (*gather)(const Base *base, const Grads *grads, const TlqStep *step, int b, uint8_t *buffer);
 } GradStore;
 
+typedef struct GradBucket {
+    const GradStore *store;
+    int64_t start;      // first element in `whole` or `shard`
+    bool begun;         // the backward pass has started to write it
+    int reductions;     // in this step so far
+    int units_missing;  // layers without complete gradients in this backward pass
+    Event *ready;       // the gradients are complete
+} GradBucket;
+
 struct Grads {
-    const GradStore **store;  // (buckets)
+    GradBucket *bucket;       // (buckets)
     float *whole;             // (whole_elements) device: accumulated buckets
     float *slot[GRAD_SLOTS];  // (slot_elements) device: bucket b uses slot b % GRAD_SLOTS
     float *shard;             // (shard_elements) device: this rank's shards of the other buckets. If the
                               // optimizer copies gradients to the host: two windows, used in turn
     int64_t whole_elements, slot_elements, shard_elements;
-    int64_t *start;                // (buckets) first element in `whole` or `shard`
-    bool *begun;                   // (buckets) the backward pass has started to write it
     bool warming_up;               // zero_warm_up
-    int *reductions;               // (buckets) in this step so far
-    int *units_missing;            // (buckets) layers without complete gradients in this backward pass
-    Event **ready;                 // (buckets) the gradients are complete
     Event *slot_read[GRAD_SLOTS];  // the slot's gradients have been quantized
 };
 
@@ -49,20 +53,20 @@ void grads_start(const Base *base, Grads *grads);
 void grads_free(const Base *base, Grads *grads);
 
 static inline float *grads_full(const Base *base, const Grads *grads, int b) {
-    return grads->store[b]->full(base, grads, b);
+    return grads->bucket[b].store->full(base, grads, b);
 }
 static inline GradShard grads_shard(const Base *base, const Grads *grads, int b) {
-    return grads->store[b]->shard(base, grads, b);
+    return grads->bucket[b].store->shard(base, grads, b);
 }
 static inline GradShard grads_held(const Base *base, const Grads *grads, int b) {
-    return grads->store[b]->held(base, grads, b);
+    return grads->bucket[b].store->held(base, grads, b);
 }
 static inline void grads_gather(const Base *base, const Grads *grads, const TlqStep *step, int b,
                                 uint8_t *buffer) {
-    if (grads->store[b]->gather) grads->store[b]->gather(base, grads, step, b, buffer);
+    if (grads->bucket[b].store->gather) grads->bucket[b].store->gather(base, grads, step, b, buffer);
 }
 static inline float *grads_of_range(const Base *base, const Grads *grads, const Range *range) {
-    return grads->store[range->bucket]->of_range(base, grads, range);
+    return grads->bucket[range->bucket].store->of_range(base, grads, range);
 }
 float *grads_tensor(const Base *base, const Grads *grads, int tensor);
 // Returns true if some buckets are reduced in every micro-batch.
@@ -81,5 +85,26 @@ bool grads_complete(const Base *base, Grads *grads, int unit);
 void grads_reduced(const Base *base, Grads *grads, int b);
 // The update has used the bucket's gradients: clears what the next step adds to.
 void grads_consumed(const Base *base, Grads *grads, int b);
+
+// --- --error-feedback ----------------------------------------------------------------------------
+
+// The residual of the gradient hop between nodes (sdp4bit/README.md). sdp4bit/tlq_hs.c reads and
+// writes the memory.
+
+// A rank holds the residual of the matrix shards it quantizes for the other nodes: the shards of
+// the ranks on its rail. Together the ranks of a node hold each element once.
+typedef struct Feedback {
+    float *memory;   // device: bucket by bucket, (nodes, matrix_per_rank); NULL without error feedback
+    int64_t *start;  // (buckets) first element of a bucket
+    Range *ranges;   // (range_count) state_at: in `memory`
+    int range_count;
+} Feedback;
+
+void feedback_reserve(const Base *base, Feedback *feedback, MemoryPlan *memory_plan);
+void feedback_free(Feedback *feedback);
+// Sets the residual in `step`, a reduction of bucket b whose grad_format and micro_batch are set.
+// frozen: the reduction must not change the residual.
+void feedback_step(const Base *base, const Feedback *feedback, int b, bool frozen, TlqStep *step);
+static inline bool feedback_on(const Feedback *feedback) { return feedback->start != NULL; }
 
 LLMC_END

@@ -1,7 +1,6 @@
-// The anomaly guard: reads each step status, which the device computes (kernel_step_status,
-// sdp4bit/spikes.h) and which is the same on all ranks. Counts skipped steps, reports spikes of the
-// loss and the gradient norm, and ends runs that diverge. Called by llmc/run/run_report.c, at most
-// one step late.
+// The anomaly guard: reads each step status, which the device computes (sdp4bit/step_status.h) and
+// which is the same on all ranks. Counts skipped steps, reports spikes of the loss and the gradient
+// norm, and ends runs that diverge. Called by llmc/run/run_report.c, at most one step late.
 #pragma once
 #include "llmc/log/log.h"
 #include "llmc/state/run_state.h"
@@ -12,7 +11,7 @@ typedef struct AnomalyGuard {
     const Config *config;
     const Mesh *mesh;
     int64_t skipped, nan, spikes;  // steps of the whole run: not applied, not finite, reported as a spike
-    int64_t repairs;               // repaired replicas (replicas.h)
+    int64_t repairs;               // repaired replicas (replicas.c)
     int64_t ended_at;              // iteration of the step status that ends the run
 } AnomalyGuard;
 

@@ -14,7 +14,7 @@ static void choose_slots(const Base *base, Outer *l) {
     int64_t before = 0, all = 0;
     for (int b = 0; b < base->plan.buckets; b++) all += bucket_elements(&base->plan.bucket[b]);
     for (int b = 0; b < base->plan.buckets; b++) {
-        l->slot[b] = base->config->local_steps * before / all;
+        l->bucket[b].slot = base->config->local_steps * before / all;
         before += bucket_elements(&base->plan.bucket[b]);
     }
 }
@@ -66,9 +66,7 @@ void outer_reserve(const Base *base, Outer *l, const Weights *weights, MemoryPla
     if (!is_on(base)) return;
     const Mesh *mesh = base->mesh;
     outer_layout(&l->plan, &base->plan, mesh->dp.rank, mesh->replica_groups.size, mesh->replica_groups.rank);
-    l->slot = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
-    l->applies = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
-    l->exchanged = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
+    l->bucket = (OuterBucket *)xcalloc(buckets, sizeof *l->bucket, "the bucket table");
     choose_slots(base, l);
     memory_plan_reserve(plan, group, "fp32 outer weights, own shard", shard * sizeof(float),
                         (void **)&l->outer);
@@ -91,7 +89,7 @@ void outer_start(const Base *base, Outer *l) {
     l->taken = event_create(base->device);
     l->finished = event_create(base->device);
     for (int slot = 0; slot < OUTER_SLOTS; slot++) l->slot_free[slot] = event_create(base->device);
-    for (int b = 0; b < base->plan.buckets; b++) l->exchanged[b] = event_create(base->device);
+    for (int b = 0; b < base->plan.buckets; b++) l->bucket[b].exchanged = event_create(base->device);
     if (l->lost) comm_may_lose(&base->mesh->replica_groups, l->lost);
     if (l->segments)
         copy_to_device(base->compute, l->segments, l->plan.segments,
@@ -103,13 +101,11 @@ void outer_free(const Base *base, Outer *l) {
         event_destroy(l->taken);
         event_destroy(l->finished);
         for (int slot = 0; slot < OUTER_SLOTS; slot++) event_destroy(l->slot_free[slot]);
-        for (int b = 0; b < base->plan.buckets; b++) event_destroy(l->exchanged[b]);
+        for (int b = 0; b < base->plan.buckets; b++) event_destroy(l->bucket[b].exchanged);
         if (l->stream != base->lanes->last) stream_destroy(l->stream);
     }
     outer_layout_free(&l->plan);
-    free(l->slot);
-    free(l->applies);
-    free(l->exchanged);
+    free(l->bucket);
 }
 
 void outer_from_master(const Base *base, Outer *l, const Optimizer *optimizer) {
@@ -140,7 +136,7 @@ static bool is_last(const Base *base, int64_t step) { return step == base->confi
 
 // Makes `last` wait for the exchange of bucket b, and records the first fault of its checks.
 static void await_exchange(const Base *base, const Outer *l, int b) {
-    stream_wait(base->lanes->last, l->exchanged[b]);
+    stream_wait(base->lanes->last, l->bucket[b].exchanged);
     if (l->fault) kernel_mark_fault(base->lanes->last, base->checks->fault, l->fault + b, l->lost);
 }
 
@@ -155,7 +151,7 @@ static void exchange(const Base *base, Outer *l, const Optimizer *optimizer, int
     int slot = (int)(l->exchanges++ % OUTER_SLOTS);
     float *gradient = l->gradient[slot];
     OuterStep step = outer_step(base, l, b);
-    if (l->applies[b]) await_exchange(base, l, b);
+    if (l->bucket[b].applies) await_exchange(base, l, b);
     stream_wait(last, l->slot_free[slot]);
     kernel_pseudo_gradient(last, gradient, l->outer + at, optimizer->master + at, n);
     event_record(l->taken, last);
@@ -164,12 +160,12 @@ static void exchange(const Base *base, Outer *l, const Optimizer *optimizer, int
     base->checks->exchange = l->checks.exchange;
     kernel_outer_step(l->stream, l->outer + at, l->momentum + at, gradient, rate, momentum, n, l->lost);
     event_record(l->slot_free[slot], l->stream);
-    event_record(l->exchanged[b], l->stream);
+    event_record(l->bucket[b].exchanged, l->stream);
     if (c->no_overlap) lanes_synchronize(base->lanes);
 }
 
 static bool is_slot(const Base *base, const Outer *l, int b, int64_t step) {
-    return step % base->config->local_steps == l->slot[b] || is_last(base, step);
+    return step % base->config->local_steps == l->bucket[b].slot || is_last(base, step);
 }
 
 void outer_sync(const Base *base, Outer *l, const Optimizer *optimizer, int b) {
@@ -178,18 +174,18 @@ void outer_sync(const Base *base, Outer *l, const Optimizer *optimizer, int b) {
     l->finished_since = false;
     if (!is_slot(base, l, b, base->step)) return;
     exchange(base, l, optimizer, b);
-    l->applies[b] = base->step + (is_last(base, base->step) ? 0 : base->config->local_steps_delay);
+    l->bucket[b].applies = base->step + (is_last(base, base->step) ? 0 : base->config->local_steps_delay);
 }
 
 void outer_apply(const Base *base, Outer *l, const Optimizer *optimizer, int b, int64_t step) {
     assert(b >= 0 && b < base->plan.buckets);
     Stream *last = base->lanes->last;
-    if (!is_on(base) || !l->applies[b] || l->applies[b] > step) return;
+    if (!is_on(base) || !l->bucket[b].applies || l->bucket[b].applies > step) return;
     int64_t at = base->plan.bucket[b].state_start;
     await_exchange(base, l, b);
     kernel_mix_outer(last, optimizer->master + at, l->outer + at, (float)base->config->local_steps_mix,
                      bucket_shard(&base->plan.bucket[b]), l->lost);
-    l->applies[b] = 0;
+    l->bucket[b].applies = 0;
 }
 
 // --- between steps -------------------------------------------------------------------------------
@@ -225,7 +221,7 @@ void outer_resume_group(const Base *base, Outer *l, int64_t step, int64_t applie
     const Config *c = base->config;
     for (int b = 0; is_on(base) && b < base->plan.buckets; b++) {
         for (int64_t slot = step; slot > applied_at && slot + c->local_steps_delay > step; slot--) {
-            if (is_slot(base, l, b, slot)) l->applies[b] = slot + c->local_steps_delay;
+            if (is_slot(base, l, b, slot)) l->bucket[b].applies = slot + c->local_steps_delay;
         }
     }
 }

@@ -27,6 +27,12 @@ LLMC_BEGIN
 
 enum { OUTER_SLOTS = 2 };
 
+typedef struct OuterBucket {
+    int64_t slot;      // the bucket is synchronized in steps t with t % H == slot
+    int64_t applies;   // step at whose end the master weights become the outer weights; 0: done
+    Event *exchanged;  // stream -> last: the bucket's outer weights are new
+} OuterBucket;
+
 typedef struct Outer {
     OuterLayout plan;
     OuterStep step;  // only its buffers are set
@@ -40,11 +46,9 @@ typedef struct Outer {
     Stream *stream;                 // stream of the exchanges
     Event *taken;                   // lanes->last -> stream: a pseudo-gradient has been computed
     Event *slot_free[OUTER_SLOTS];  // stream -> last: the slot may be written
-    Event **exchanged;              // (buckets) stream -> last: the bucket's outer weights are new
     Event *finished;                // last -> compute: master and outer weights may be read
     // host
-    int64_t *slot;        // (buckets) the bucket is synchronized in steps t with t % H == slot
-    int64_t *applies;     // (buckets) step at whose end the master weights become the outer weights; 0: done
+    OuterBucket *bucket;  // (buckets)
     unsigned exchanges;   // exchanges started so far
     int *lost;            // host memory: not 0 once a replica group is lost (comm_may_lose)
     bool in_place;        // outer_use: the outer weights replace the model weights

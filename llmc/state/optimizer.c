@@ -20,11 +20,6 @@ static void reserve_on_device(const Base *base, Optimizer *o, MemoryPlan *memory
 
 static void free_on_device(const Base *base, Optimizer *o) { free(o->landed); }
 
-static void nothing_before(const Base *base, Optimizer *o, int b, GradShard own, bool slots, bool add) {}
-static void nothing_after(const Base *base, Optimizer *o, int b, GradShard own, bool slots,
-                          const floatX *weights, bool last) {}
-static void nothing(const Base *base, Optimizer *o) {}
-
 static BucketState state_on_device(const Base *base, const Optimizer *o, int b, GradShard grads,
                                    WeightShard weights) {
     int64_t at = base_state_start(base, b);
@@ -57,13 +52,8 @@ static void copy_status_to_host(const Base *base, StepStatus *landed) {
 }
 
 const OptimizerStore optimizer_device = {.reserve = reserve_on_device,
-                                         .start = nothing,
                                          .free = free_on_device,
-                                         .before_reduction = nothing_before,
-                                         .after_reduction = nothing_after,
-                                         .status_known = nothing,
                                          .state = state_on_device,
-                                         .updated = nothing,
                                          .widen = widen_on_device,
                                          .read = read_device,
                                          .write = write_device,

@@ -3,7 +3,7 @@
 // The store is chosen when the run is planned:
 //   device  state and update on the device
 //   host    --optimizer-cpu-offload: state in page-locked host memory, AdamW on the host's cores
-//           (sdp4bit/update_host.h); bitwise identical results
+//           (sdp4bit/update_host.c); bitwise identical results
 // Stages of a bucket with the host store. `host` is the store's stream, the others are zero.c's:
 //
 //   last   reduces the bucket
@@ -34,6 +34,7 @@ typedef struct HostCopy {
     const Site *site;
 } HostCopy;
 
+// The device store has NULL for start, before_reduction, after_reduction, status_known and updated.
 typedef struct OptimizerStore {
     bool on_host;  // state is in host memory; reduced gradients are copied there at once
     void (*reserve)(const Base *base, Optimizer *optimizer, MemoryPlan *memory_plan);

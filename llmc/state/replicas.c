@@ -1,6 +1,5 @@
-// Comparison and repair of replicas: see replicas.h. Every rank gathers the hashes of all ranks, so
+// Comparison and repair of replicas: see zero.h. Every rank gathers the hashes of all ranks, so
 // all reach the same conclusions without further communication, and rank 0 logs them.
-#include "llmc/state/replicas.h"
 
 #include <stdio.h>
 #include <stdlib.h>

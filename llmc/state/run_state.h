@@ -12,8 +12,8 @@ typedef struct RunState {
     double beta1_power, beta2_power;  // running products, restored bit-exact
     int64_t skipped_iterations, nan_iterations;
     double flops_so_far;
-    int64_t spikes, spikes_seen, skipped_in_a_row;  // anomaly guard's counters (sdp4bit/spikes.h)
-    int64_t repairs;                                // repaired replicas (llmc/state/replicas.h)
+    int64_t spikes, spikes_seen, skipped_in_a_row;  // anomaly guard's counters (sdp4bit/step_status.h)
+    int64_t repairs;                                // repaired replicas (llmc/state/replicas.c)
     // --local-steps: outer steps that began up to this iteration are not applied to master weights
     // after a resume, either because all were applied at the end of --train-iters or because a
     // replica group was lost (llmc/run/surviving_groups.c). 0: neither happened.

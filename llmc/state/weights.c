@@ -45,14 +45,11 @@ static void reserve_slots(const Base *base, Weights *weights, MemoryPlan *plan) 
 // The world store: the gather buffer, this rank's own payloads, the secondary partition.
 static void reserve_world(const Base *base, Weights *weights, MemoryPlan *plan) {
     int64_t kept = 0, largest = 0;
-    size_t buckets = (size_t)base->plan.buckets;
     WeightFormat plain = gather_format(base, weights);
-    weights->message_start = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
-    weights->filled = (bool *)xcalloc(buckets, sizeof(bool), "the bucket table");
     for (int b = 1; b < base->plan.buckets; b++) {
         int64_t bytes = layout_weight_message(&base->plan.bucket[b], &base->weight_format).bytes;
         int64_t whole = layout_weight_message(&base->plan.bucket[b], &plain).bytes;
-        weights->message_start[b] = kept;
+        weights->bucket[b].message_start = kept;
         kept += round_up64(bytes, 256);
         if (bytes > largest) largest = bytes;
         if (whole > largest) largest = whole;
@@ -82,8 +79,7 @@ void weights_reserve(const Base *base, Weights *weights, MemoryPlan *memory_plan
     bool world = store == &weights_world;
     size_t buckets = (size_t)base->plan.buckets;
     weights->layers = store;
-    weights->done = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
-    weights->pending = (bool *)xcalloc(buckets, sizeof(bool), "the bucket table");
+    weights->bucket = (WeightBucket *)xcalloc(buckets, sizeof *weights->bucket, "the bucket table");
     weights->row = (CommRow *)xcalloc(2 * (size_t)base->mesh->rail.size, sizeof(CommRow), "the bucket table");
     weights->held[0] = weights->held[1] = -1;
     int64_t whole = store->gathers ? bucket_elements(&base->plan.bucket[0]) : base->plan.arena_elements;
@@ -98,7 +94,7 @@ void weights_reserve(const Base *base, Weights *weights, MemoryPlan *memory_plan
 
 void weights_start(const Base *base, Weights *weights) {
     StepStatus always = {0};
-    for (int b = 0; b < base->plan.buckets; b++) weights->done[b] = event_create(base->device);
+    for (int b = 0; b < base->plan.buckets; b++) weights->bucket[b].done = event_create(base->device);
     if (!weights->layers->gathers) return;
     weights->stream = base->lanes->apart ? stream_create_urgent(base->device, "layers' weights")
                                          : base->lanes->last;
@@ -109,17 +105,14 @@ void weights_start(const Base *base, Weights *weights) {
 }
 
 void weights_free(const Base *base, Weights *weights) {
-    for (int b = 0; base->device && weights->done && b < base->plan.buckets; b++)
-        event_destroy(weights->done[b]);
+    for (int b = 0; base->device && weights->bucket && b < base->plan.buckets; b++)
+        event_destroy(weights->bucket[b].done);
     for (int i = 0; i < WEIGHT_SLOTS && weights->used; i++) event_destroy(weights->gathered[i]);
     if (weights->used) event_destroy(weights->used);
     if (weights->stream && weights->stream != base->lanes->last) stream_destroy(weights->stream);
-    free(weights->done);
-    free(weights->pending);
+    free(weights->bucket);
     free(weights->kept.start);
     free(weights->secondary.start);
-    free(weights->message_start);
-    free(weights->filled);
     free(weights->row);
 }
 
@@ -236,7 +229,7 @@ static WeightShard shard_of_self(const Base *base, const Weights *weights, int b
 }
 
 static GatherBuffer buffer_for_self(const Base *base, const Weights *weights, int b) {
-    uint8_t *message = weights->message ? weights->message + weights->message_start[b] : NULL;
+    uint8_t *message = weights->message ? weights->message + weights->bucket[b].message_start : NULL;
     GatherBuffer buffer = {weights->gather[qwd_slot(b)], 1, 1, message};
     return buffer;
 }
@@ -248,7 +241,7 @@ static void write_message(const Base *base, const Weights *weights, int b, const
     MessageSections at = message_sections(m, 0);
     WeightShard kept = part(base, &weights->kept, b, 0);
     if (weights->messages_valid) {
-        copy_on_device(weights->stream, own, weights->message + weights->message_start[b],
+        copy_on_device(weights->stream, own, weights->message + weights->bucket[b].message_start,
                        (size_t)message_content(m));
         return;
     }
@@ -266,7 +259,7 @@ static void fill_secondary(const Base *base, Weights *weights, int b) {
         copy_on_device(weights->stream, (void *)row->own,
                        (const uint8_t *)row->all + (size_t)node->rank * row->bytes, row->bytes);
     }
-    weights->filled[b] = true;
+    weights->bucket[b].filled = true;
 }
 
 // Gathers from all ranks in two hops as in qwd.c, but on one stream.
@@ -276,7 +269,7 @@ static void gather_world(const Base *base, Weights *weights, int b, bool backwar
     WeightFormat format = gather_format(base, weights);
     const Mesh *mesh = base->mesh;
     int nodes = mesh->rail.size, row = mesh->node.rank * nodes, slot = row + mesh->rail.rank;
-    if (backward && weights->filled[b]) {
+    if (backward && weights->bucket[b].filled) {
         gather_in_node(base, weights, &weights->secondary, b);
         return;
     }
@@ -301,7 +294,7 @@ static void gather_world(const Base *base, Weights *weights, int b, bool backwar
         wire_check_gathered(checks, HOP_LAYER_NODE, b, 0, nodes, &a.message, weights->buffer, stream);
     }
     kernel_apply_weights(stream, &a);
-    if (weights->secondary.memory && !weights->filled[b]) fill_secondary(base, weights, b);
+    if (weights->secondary.memory && !weights->bucket[b].filled) fill_secondary(base, weights, b);
 }
 
 static const Group *own_group(const Mesh *mesh) {
@@ -383,8 +376,8 @@ static void start_gather(const Base *base, Weights *weights, int b, bool backwar
     timer_start(base->timers, TIMER_EXPOSED_WEIGHTS, base->compute);
     event_record(weights->used, base->compute);
     stream_wait(weights->stream, weights->used);
-    if (weights->pending[b]) stream_wait(weights->stream, weights->done[b]);
-    weights->pending[b] = false;
+    if (weights->bucket[b].pending) stream_wait(weights->stream, weights->bucket[b].done);
+    weights->bucket[b].pending = false;
     weights_store(weights, b)->gather(base, weights, b, backward);
     event_record(weights->gathered[b % 2], weights->stream);
     weights->held[b % 2] = b;
@@ -407,7 +400,7 @@ void weights_wait(const Base *base, Weights *weights, int unit, int next, bool b
     int b = base->plan.unit_bucket[unit], slot = b % 2, ahead = next < 0 ? b : base->plan.unit_bucket[next];
     bool gathers = weights_store(weights, b)->gathers;
     if (!gathers) {
-        wait_for(base, weights->done[b], &weights->pending[b]);
+        wait_for(base, weights->bucket[b].done, &weights->bucket[b].pending);
     } else {
         if (weights->held[slot] != b) start_gather(base, weights, b, backward);
         wait_for(base, weights->gathered[slot], &weights->coming[slot]);
@@ -420,17 +413,17 @@ void weights_wait(const Base *base, Weights *weights, int unit, int next, bool b
 // Updates are applied in bucket order on one stream, so the last event covers the earlier ones.
 void weights_wait_all(const Base *base, Weights *weights) {
     for (int b = base->plan.buckets - 1; b >= 0; b--) {
-        if (!weights->pending[b]) continue;
-        wait_for(base, weights->done[b], &weights->pending[b]);
-        for (int earlier = 0; earlier < b; earlier++) weights->pending[earlier] = false;
+        if (!weights->bucket[b].pending) continue;
+        wait_for(base, weights->bucket[b].done, &weights->bucket[b].pending);
+        for (int earlier = 0; earlier < b; earlier++) weights->bucket[earlier].pending = false;
     }
     for (int i = 0; i < WEIGHT_SLOTS; i++) wait_for(base, weights->gathered[i], &weights->coming[i]);
 }
 
 void weights_updated(Weights *weights, int b, Stream *stream) {
     assert(b >= 0);
-    event_record(weights->done[b], stream);
-    weights->pending[b] = true;
+    event_record(weights->bucket[b].done, stream);
+    weights->bucket[b].pending = true;
 }
 
 void weights_checked(const Base *base, Weights *weights) {
@@ -444,7 +437,7 @@ void weights_invalidate(const Base *base, Weights *weights) {
         wait_for(base, weights->gathered[i], &weights->coming[i]);
         weights->held[i] = -1;
     }
-    for (int b = 0; weights->filled && b < base->plan.buckets; b++) weights->filled[b] = false;
+    for (int b = 0; b < base->plan.buckets; b++) weights->bucket[b].filled = false;
 }
 
 void weights_replaced(const Base *base, Weights *weights) {

@@ -52,11 +52,17 @@ typedef struct WeightParts {
     int64_t *start;  // (buckets) first element of a bucket
 } WeightParts;
 
+typedef struct WeightBucket {
+    Event *done;            // the latest update's weights have been written
+    bool pending;           // compute has not waited for `done` yet
+    int64_t message_start;  // the world store: first byte in `message`
+    bool filled;            // the secondary partition is valid
+} WeightBucket;
+
 struct Weights {
+    WeightBucket *bucket;             // (buckets)
     const WeightStore *layers;        // store of all buckets except bucket 0
     floatX *arena;                    // (plan.arena_elements), or only bucket 0: replicated buckets
-    Event **done;                     // (buckets) the latest update's weights have been written
-    bool *pending;                    // (buckets) compute has not waited for `done` yet
     uint8_t *gather[LANE_SLOTS];      // buffers of the update's all-gather; buckets use them in turn
     size_t gather_bytes[LANE_SLOTS];  // the first one ends with the payload lengths of lossless weights
     // stores that gather
@@ -69,13 +75,11 @@ struct Weights {
     Event *used;                    // recorded on compute when the latest gather was requested
     CommRow *row;                   // (2 * nodes) rows of the gather in progress
     // the world store
-    uint8_t *buffer;         // (dp) payloads of the gather in progress
-    StepStatus *always;      // device (1): the status of a step that was applied
-    uint8_t *message;        // this rank's payloads of the latest update; NULL: plain weights are sent
-    int64_t *message_start;  // (buckets)
-    bool messages_valid;     // an update has written them since the weights were last set
-    WeightParts secondary;   // --secondary-partition
-    bool *filled;            // (buckets) the secondary partition is valid
+    uint8_t *buffer;        // (dp) payloads of the gather in progress
+    StepStatus *always;     // device (1): the status of a step that was applied
+    uint8_t *message;       // this rank's payloads of the latest update; NULL: plain weights are sent
+    bool messages_valid;    // an update has written them since the weights were last set
+    WeightParts secondary;  // --secondary-partition
 };
 
 // Returns the store of bucket b of any rank.

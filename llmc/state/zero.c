@@ -42,7 +42,7 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
     zero->status_known = event_create(device);
     for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
     grads_start(base, &zero->grads);
-    zero->optimizer.store->start(base, &zero->optimizer);
+    if (zero->optimizer.store->start) zero->optimizer.store->start(base, &zero->optimizer);
     outer_start(base, &zero->outer);
     copy_to_device(compute, base->segments, base->plan.segments,
                    (size_t)base->plan.segments_total * sizeof(Segment));
@@ -139,12 +139,12 @@ void zero_grads_begin(Zero *zero, int unit) {
 
 bool zero_grads_accumulate(const Zero *zero, int unit) {
     assert(unit >= 0 && unit < zero->base.plan.units);
-    return zero->grads.store[zero->base.plan.unit_bucket[unit]]->accumulates;
+    return zero->grads.bucket[zero->base.plan.unit_bucket[unit]].store->accumulates;
 }
 
 int zero_reductions(const Zero *zero, int bucket, int micro_batches) {
     assert(bucket >= 0 && bucket < zero->base.plan.buckets && micro_batches >= 0);
-    return zero->grads.store[bucket]->accumulates ? 1 : micro_batches;
+    return zero->grads.bucket[bucket].store->accumulates ? 1 : micro_batches;
 }
 
 bool zero_first_quantized_step(const Zero *zero) {
@@ -170,7 +170,7 @@ static TlqStep tlq_step(Zero *zero, int b) {
     step.segments = base->segments;
     step.seed = (uint32_t)base->config->seed;
     step.step = (uint32_t)base->step;
-    step.micro_batch = zero->grads.reductions[b];
+    step.micro_batch = zero->grads.bucket[b].reductions;
     step.add = step.micro_batch > 0;
     feedback_step(base, &zero->feedback, b, zero->grads.warming_up, &step);
     return step;
@@ -197,17 +197,18 @@ static void reduce_bucket(Zero *zero, int b, bool last) {
     float *tail_sums = matrix_sums + base->plan.bucket[b].matrix_per_rank / HADAMARD_ORDER;
     float *full = grads_full(base, grads, b);
     GradShard own = grads_shard(base, grads, b);
-    bool slots = !grads->store[b]->accumulates;
+    bool slots = !grads->bucket[b].store->accumulates;
     if (!grads->warming_up) stats_before_reduction(base, &zero->stats, &step, b, full);
-    store->before_reduction(base, &zero->optimizer, b, own, slots, step.add);
+    if (store->before_reduction) store->before_reduction(base, &zero->optimizer, b, own, slots, step.add);
     tlq_reduce_bucket(&step, b, full, own, matrix_sums, tail_sums, base->lanes);
-    grads->reductions[b]++;
+    grads->bucket[b].reductions++;
     if (last) {
         stats_after_reduction(base, &zero->stats, b, own);
         tlq_sum_squares(&step, b, own, matrix_sums, tail_sums, zero->piece_sums + 2 * b, base->lanes);
         if (base->config->log_num_zeros_in_grad) count_zeros(zero, b);
     }
     grads_gather(base, grads, &step, b, zero->weights.gather[0]);
+    if (!store->after_reduction) return;
     const floatX *weights = weights_own(base, &zero->weights, b).matrix;
     store->after_reduction(base, &zero->optimizer, b, grads_held(base, grads, b), slots, weights, last);
 }
@@ -398,7 +399,7 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     timer_start(base->timers, TIMER_OPTIMIZER, last);
     compute_status(zero, lr_if_applied, lr_if_skipped);
     wait_for_copies(zero);
-    zero->optimizer.store->status_known(base, &zero->optimizer);
+    if (zero->optimizer.store->status_known) zero->optimizer.store->status_known(base, &zero->optimizer);
     QwdStep step = qwd_step(zero, weight_decay);
     // In forward order: the next forward needs the weights of the first layers first.
     for (int b = 0; b < buckets; b++) {
@@ -409,10 +410,10 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     }
     qwd_agree_lengths(&step, base->lanes);
     for (int b = 0; step.lossless && b < buckets; b++) gather_bucket(zero, &step, b);
-    zero->optimizer.store->updated(base, &zero->optimizer);
+    if (zero->optimizer.store->updated) zero->optimizer.store->updated(base, &zero->optimizer);
     // Later work on `last` must see the new weights. This costs no time: the next work on `last` is
     // the end of the next step's first reduction.
-    if (base->lanes->apart) stream_wait(last, weights->done[buckets - 1]);
+    if (base->lanes->apart) stream_wait(last, weights->bucket[buckets - 1].done);
     timer_stop(base->timers, TIMER_OPTIMIZER, last);
     if (weights->message && !weights->messages_valid)
         weights->messages_valid = zero_step_status(zero, 0).applied;

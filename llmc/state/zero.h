@@ -5,8 +5,8 @@
 // AdamW and updates all model weights, in bf16 or with SDP4Bit.
 //
 // Called by train_gpt.c, llmc/model, llmc/run and llmc/checkpoint. zero.c calls the parts: grads.h,
-// optimizer.h, weights.h, local_steps.h, feedback.h, stats.h. slices.c copies state for
-// checkpoints, replicas.h compares replicas. zero_plan.c plans memory and chooses the stores.
+// optimizer.h, weights.h, local_steps.h, stats.h. slices.c copies state for
+// checkpoints, replicas.c compares replicas. zero_plan.c plans memory and chooses the stores.
 // Payloads and collectives are in sdp4bit/tlq_hs.h and sdp4bit/qwd.h. The struct is in
 // zero_parts.h, for the files of this directory.
 #pragma once
@@ -199,5 +199,22 @@ uint64_t zero_checkpoint_bytes(const Zero *zero, const Tensor *whole, int count,
 static inline bool zero_saves(const Zero *zero, SliceKind kind, bool optimizer) {
     return zero_keeps(zero, kind) && (optimizer || kind == SLICE_WEIGHT);
 }
+
+// --- replicas.c ----------------------------------------------------------------------------------
+
+// Detects and repairs model weights that differ between ranks (silent data corruption). With
+// quantized weight differences every rank updates its own copy of the weights, so a copy that
+// drifted would otherwise go unnoticed. Position-keyed hashes compare the buckets of data-parallel
+// replicas, and tensors replicated in a tensor-parallel group or at both ends of a pipeline. Called
+// every --verify-replicas-interval steps and before saves, through llmc/run/resume.c.
+
+// Compares all replicas and repairs those that differ. Collective over world.
+//   bucket with a majority             the other replicas copy the majority's version
+//   bucket without one, or a tensor    all replicas are set to the master weights, rounded to bf16
+// Each repair logs iteration, bucket or tensor, and ranks, and adds 1 to *repairs on every rank.
+// Error (EXIT_COMMUNICATION), the same on every rank: differences remain; for tensors this means
+// that their master weights differ. With --local-steps the replicas of a node are compared. Outer
+// weights are compared over all nodes, and a difference is an error without repair.
+bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error *err);
 
 LLMC_END

@@ -1,7 +1,6 @@
 // The struct of the training state: a Base and the parts. Included by zero.c, zero_plan.c,
 // slices.c, replicas.c and tests; all other files use zero.h.
 #pragma once
-#include "llmc/state/feedback.h"
 #include "llmc/state/grads.h"
 #include "llmc/state/local_steps.h"
 #include "llmc/state/optimizer.h"

@@ -59,11 +59,6 @@ static LayoutOptions plan_options(const Zero *zero) {
     return o;
 }
 
-// Partial sums of the gradient norm of one bucket: one per 32 elements of this rank's shard.
-static int64_t bucket_sums(const Bucket *bucket) {
-    return bucket->matrix_per_rank / HADAMARD_ORDER + ceil_div64(bucket->tail_per_rank, HADAMARD_ORDER);
-}
-
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 // Reserves the buffers in which weights are coded losslessly. The payload lengths follow the
@@ -125,10 +120,11 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     Base *base = &zero->base;
     const BucketLayout *plan = &base->plan;
     const char *group = "norm and step status";
-    size_t sums = 0;
+    int64_t sums = 0;  // partial sums of the gradient norm: one per 32 elements of this rank's shard
     for (int b = 0; b < plan->buckets; b++) {
-        base->partial_start[b] = (int64_t)sums;
-        sums += (size_t)bucket_sums(&plan->bucket[b]);
+        base->partial_start[b] = sums;
+        sums += plan->bucket[b].matrix_per_rank / HADAMARD_ORDER;
+        sums += ceil_div64(plan->bucket[b].tail_per_rank, HADAMARD_ORDER);
     }
     weights_reserve(base, &zero->weights, memory_plan);
     grads_reserve(base, &zero->grads, zero->optimizer.store->on_host, memory_plan);
@@ -137,7 +133,7 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     outer_reserve(base, &zero->outer, &zero->weights, memory_plan);
     memory_plan_reserve(memory_plan, group, "segment table", (size_t)plan->segments_total * sizeof(Segment),
                         (void **)&base->segments);
-    memory_plan_reserve(memory_plan, group, "partial sums of the norm", sums * sizeof(float),
+    memory_plan_reserve(memory_plan, group, "partial sums of the norm", (size_t)sums * sizeof(float),
                         (void **)&base->partial_sums);
     memory_plan_reserve(memory_plan, group, "sums per bucket", 2 * (size_t)plan->buckets * sizeof(float),
                         (void **)&zero->piece_sums);

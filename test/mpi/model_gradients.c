@@ -331,7 +331,7 @@ static void run_micro_batches(Model *m, int count) {
 static void hold_back(Model *m, int more) {
     for (int b = 0; b < m->zero->base.plan.buckets; b++) {
         const Bucket *bucket = &m->zero->base.plan.bucket[b];
-        m->zero->grads.units_missing[b] = bucket->end_unit - bucket->first_unit + more;
+        m->zero->grads.bucket[b].units_missing = bucket->end_unit - bucket->first_unit + more;
     }
 }
 
@@ -400,7 +400,7 @@ static void take_buckets(Model *m, bool stay) {
     for (int b = 0; b < m->zero->base.plan.buckets; b++) {
         const Bucket *bucket = &m->zero->base.plan.bucket[b];
         int64_t at = bucket->arena_start, n = bucket->matrix_elements + bucket->tail_elements;
-        if (m->zero->grads.store[b]->accumulates != stay) continue;
+        if (m->zero->grads.bucket[b].store->accumulates != stay) continue;
         memcpy(m->local + at, m->found + at, (size_t)n * sizeof *m->local);
     }
 }
@@ -412,7 +412,7 @@ static void simulate_micro_batches(Model *m, uint32_t step) {
     int count = m->preset->micro_batches;
     bool *each = (bool *)xcalloc((size_t)plan->tensors, sizeof *each, "the test");
     for (int t = 0; t < plan->tensors; t++)
-        each[t] = !m->zero->grads.store[plan->tensor_bucket[t]]->accumulates;
+        each[t] = !m->zero->grads.bucket[plan->tensor_bucket[t]].store->accumulates;
     copy_on_device(m->compute, m->whole->zero->weights.arena, m->zero->weights.arena,
                    (size_t)plan->arena_elements * sizeof(floatX));
     stream_synchronize(m->compute);
@@ -682,7 +682,8 @@ static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *befor
 // larger than a layer.
 static bool some_shared(const Model *m, uint32_t step) {
     int shared = 0;
-    for (int b = 0; b < m->zero->base.plan.buckets; b++) shared += !m->zero->grads.store[b]->accumulates;
+    for (int b = 0; b < m->zero->base.plan.buckets; b++)
+        shared += !m->zero->grads.bucket[b].store->accumulates;
     const BucketLayout *plan = &m->zero->base.plan;
     bool too_small = plan->dp >= 16 && plan->options.alignment >= 256;
     return shared > 0 || plan->dp == 1 || too_small || complain(m, step, "no layer is sharded", 0);

@@ -296,7 +296,7 @@ void simulator_records(Simulator *sim, const float *losses) {
 
 // --- the step status -----------------------------------------------------------------------------
 
-// Updates one running mean of spikes.h. Returns the limit for the value.
+// Updates one running mean of step_status.h. Returns the limit for the value.
 static float follow(SpikeTrack *track, float value, float factor, int64_t before, bool finite) {
     float limit = INFINITY;
     if (factor > 0 && before >= 32)

@@ -14,7 +14,7 @@
 #include "llmc/checkpoint/saver.h"
 #include "llmc/model/gpt.h"
 #include "llmc/ranks/launch.h"
-#include "llmc/state/replicas.h"
+#include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 #include "test/checkpoint_calls.h"
 #include "test/leaks.h"

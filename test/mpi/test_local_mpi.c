@@ -18,7 +18,7 @@
 #include <string.h>
 
 #include "llmc/ranks/devices.h"
-#include "llmc/state/replicas.h"
+#include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 #include "test/leaks.h"
 #include "test/mpi/simulator.h"

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/config/schedule.h"
+#include "llmc/config/config.h"
 
 // The 125M run: 80,000 iterations of 256 samples, decay over 70,000, warm-up 1 %.
 static Schedule paper_schedule(LrStyle style) {

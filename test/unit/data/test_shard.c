@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #include "dev/lib/shard_writer.h"
-#include "llmc/data/mapped.h"
+#include "llmc/data/shard.h"
 #include "test/unit/folder.h"
 
 // The documents [5,6,50256], [], [7,50256] as written by Megatron-LM in u16.

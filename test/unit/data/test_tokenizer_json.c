@@ -16,7 +16,6 @@
 
 #include "llmc/base/durable.h"
 #include "llmc/base/utf8.h"
-#include "llmc/data/pattern.h"
 #include "llmc/data/pretokenize.h"
 #include "llmc/data/tokenizer.h"
 

@@ -4,7 +4,7 @@
 
 #include "../config/command_line.h"
 #include "llmc/base/normal.h"
-#include "llmc/plan/presets.h"
+#include "llmc/plan/plan_report.h"
 
 static void same_text(Config *a, Config *b, const char *name) {
     char *one = config_to_json(a), *other = config_to_json(b);

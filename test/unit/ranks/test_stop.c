@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "llmc/ranks/launch.h"
-#include "llmc/ranks/launcher_signal.h"
+#include "llmc/ranks/node_failure.h"
 #include "llmc/ranks/stop.h"
 
 static void nap(void) {

@@ -1,4 +1,4 @@
-// AdamW on the host (sdp4bit/update_host.h), bitwise compared with a plain reference that handles
+// AdamW on the host (sdp4bit/update_host.c), bitwise compared with a plain reference that handles
 // one element and one group at a time and writes codes bit by bit. Covers all codecs, several group
 // sizes, weights and differences, 1 to 5 threads, skipped steps and refused elements. The kernel of
 // CPU ranks, with which GPUs are compared (test/gpu/kernels_dump.c), must give the same result.
@@ -13,7 +13,6 @@
 #include <cmocka.h>
 
 #include "sdp4bit/adamw.h"
-#include "sdp4bit/update_host.h"
 
 // Three tensors; the last one is padded. Large enough for several ranges per thread.
 enum { MATRIX = 96 * 2048, TAIL = 1000, N = MATRIX + TAIL, RANK = 2, SEGMENTS = 3 };

@@ -7,7 +7,6 @@
 
 #include "llmc/ranks/parallel.h"
 #include "llmc/state/zero_parts.h"
-#include "sdp4bit/update_host.h"
 
 // --- clocks and accesses -------------------------------------------------------------------------
 

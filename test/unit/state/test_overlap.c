@@ -19,7 +19,6 @@
 #include "llmc/ranks/parallel.h"
 #include "llmc/checkpoint/zero_slices.h"
 #include "llmc/state/zero_parts.h"
-#include "sdp4bit/update_host.h"
 #include "test/leaks.h"
 #include "test/unit/state/recording.h"
 
@@ -415,8 +414,8 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
     }
     if (r->lanes.apart && r->lanes.joint->id == id) snprintf(name, bytes, "joint");
     for (int b = 0; b < r->zero->base.plan.buckets; b++) {
-        if (r->zero->grads.ready[b]->id == id) snprintf(name, bytes, "ready");
-        if (r->zero->weights.done[b]->id == id) snprintf(name, bytes, "done");
+        if (r->zero->grads.bucket[b].ready->id == id) snprintf(name, bytes, "ready");
+        if (r->zero->weights.bucket[b].done->id == id) snprintf(name, bytes, "done");
     }
     for (int i = 0; r->zero->weights.layers->gathers && i < 2; i++) {
         if (r->zero->weights.gathered[i]->id == id) snprintf(name, bytes, "gathered");
@@ -429,7 +428,8 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
     }
     const Outer *local = &r->zero->outer;
     for (int b = 0; local->stream && b < r->zero->base.plan.buckets; b++) {
-        if (local->exchanged[b]->id == id) snprintf(name, bytes, "%s", b ? "exchanged" : "first exchanged");
+        if (local->bucket[b].exchanged->id == id)
+            snprintf(name, bytes, "%s", b ? "exchanged" : "first exchanged");
         if (local->taken->id == id) snprintf(name, bytes, "taken");
         if (local->finished->id == id) snprintf(name, bytes, "finished");
         if (local->slot_free[b % OUTER_SLOTS]->id == id) snprintf(name, bytes, "pseudo-gradient free");
