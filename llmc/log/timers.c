@@ -189,3 +189,27 @@ void timers_collect(Timers *timers, Timer first, int count, double divisor, Peer
     free(gathered);
     free(row);
 }
+
+Exposed timers_exposed_of(const double *ms, int world) {
+    assert(world >= 1);
+    const double *gradients = ms, *weights = ms + world;
+    int least = 0, most = 0;
+    for (int rank = 1; rank < world; rank++) {
+        double both = gradients[rank] + weights[rank];
+        if (both < gradients[least] + weights[least]) least = rank;
+        if (both > gradients[most] + weights[most]) most = rank;
+    }
+    return (Exposed){gradients[least], weights[least], gradients[most] + weights[most]};
+}
+
+Exposed timers_take_exposed(Timers *timers, double steps, Peers peers) {
+    assert(steps > 0);
+    TimerStats stats[2];
+    int world = 1;
+    MPI_Comm_size(peers.comm, &world);
+    double *ms = (double *)xmalloc(2 * (size_t)world * sizeof *ms, "times that ranks waited");  // (2, world)
+    timers_collect(timers, TIMER_EXPOSED_GRADIENTS, 2, steps, peers, stats, ms);
+    Exposed e = timers_exposed_of(ms, world);
+    free(ms);
+    return e;
+}

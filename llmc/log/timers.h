@@ -58,4 +58,15 @@ typedef struct TimerStats {
 void timers_collect(Timers *timers, Timer first, int count, double divisor, Peers peers, TimerStats *stats,
                     double *rank_ms);
 
+// Exposed communication in ms per step, on the rank that waited least: longer waits on other ranks
+// come from slower GPUs or pipeline bubbles. most_ms: gradients and weights together, on the rank
+// that waited most. On CPU ranks: the duration of the communication itself.
+typedef struct Exposed {
+    double gradients_ms, weights_ms, most_ms;
+} Exposed;
+// Returns averages over the `steps` since the last call. Collective over peers.
+Exposed timers_take_exposed(Timers *timers, double steps, Peers peers);
+// ms: (2, world), each rank's waits for reductions, then for gathers.
+Exposed timers_exposed_of(const double *ms, int world);
+
 LLMC_END

@@ -35,8 +35,6 @@ static const double CODE_SPEED = 5.1e8, DECODE_SPEED = 6.1e8;
 // Size of losslessly coded weights relative to bf16, which is the worst case.
 static double lossless_share(const Config *c) { return c->plan_lossless_bits / 16; }
 
-// Returns true if unit 0 of this stage is the embeddings.
-static bool has_words(const Mesh *mesh) { return mesh->pp.rank == 0 || mesh->pp.rank == mesh->pp.size - 1; }
 
 static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *mesh, const Zero *zero,
                                  Rates rates) {
@@ -49,8 +47,10 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
     double elements = (double)bucket_elements(bucket);
     double adamw = traffic->config->optimizer_cpu_offload ? HOST_ADAMW_BYTES / HOST_MEMORY
                                                           : ADAMW_BYTES / rates.memory;
+    // Unit 0 of the first and the last stage is the embeddings.
+    bool words = bucket->first_unit == 0 && (mesh->pp.rank == 0 || mesh->pp.rank == mesh->pp.size - 1);
     BucketLoad load = {
-        .layers = bucket->end_unit - bucket->first_unit - (has_words(mesh) && bucket->first_unit == 0),
+        .layers = bucket->end_unit - bucket->first_unit - words,
         .reductions = traffic->trips[b].reductions,
         .grad_inside = (double)once.grad_intra / rates.inside,
         .grad_between = (double)once.grad_inter / rates.between,

@@ -229,7 +229,8 @@ static void fill_rates(Run *run, IntervalReport *r, double seconds) {
 
 static void fill_communication(Run *run, IntervalReport *r) {
     node_traffic(run, r);
-    Exposed exposed = zero_take_exposed(run->zero, (double)r->iterations, run_peers(run, run->launch.world));
+    Exposed exposed = timers_take_exposed(run->timers, (double)r->iterations,
+                                          run_peers(run, run->launch.world));
     r->exposed_gradients_ms = exposed.gradients_ms;
     r->exposed_weights_ms = exposed.weights_ms;
     r->exposed_comm_ms = r->exposed_gradients_ms + r->exposed_weights_ms;

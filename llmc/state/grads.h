@@ -61,13 +61,6 @@ static inline GradShard grads_shard(const Base *base, const Grads *grads, int b)
 static inline GradShard grads_held(const Base *base, const Grads *grads, int b) {
     return grads->bucket[b].store->held(base, grads, b);
 }
-static inline void grads_gather(const Base *base, const Grads *grads, const TlqStep *step, int b,
-                                uint8_t *buffer) {
-    if (grads->bucket[b].store->gather) grads->bucket[b].store->gather(base, grads, step, b, buffer);
-}
-static inline float *grads_of_range(const Base *base, const Grads *grads, const Range *range) {
-    return grads->bucket[range->bucket].store->of_range(base, grads, range);
-}
 float *grads_tensor(const Base *base, const Grads *grads, int tensor);
 // Returns true if some buckets are reduced in every micro-batch.
 bool grads_use_slots(const Base *base, const Grads *grads);

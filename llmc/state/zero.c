@@ -10,116 +10,6 @@
 
 #include "llmc/ranks/peers.h"
 
-// --- start and end -------------------------------------------------------------------------------
-
-void zero_set_counters(Zero *zero, const StepStatus *start) {
-    StepStatus control = *start;
-    control.applied = 1;
-    copy_to_device(zero->base.compute, zero->base.control, &control, sizeof control);
-}
-
-// Lets the ranks of the node map this rank's send buffers.
-static void share_buffers(Zero *zero) {
-    const TlqWorkspace *exact = &zero->stats.workspace;
-    CommPiece piece[2 + LANE_SLOTS] = {{zero->tlq.send1, zero->tlq.send1_bytes},
-                                       {exact->send1, exact->send1_bytes}};
-    for (int slot = 0; slot < LANE_SLOTS; slot++)
-        piece[2 + slot] = (CommPiece){zero->weights.gather[slot], zero->weights.gather_bytes[slot]};
-    comm_share(&zero->base.mesh->node, zero->node_flags, piece, 2 + LANE_SLOTS, &zero->not_shared);
-}
-
-void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timers *timers) {
-    assert(zero && device && compute && lanes && timers);
-    Base *base = &zero->base;
-    base->device = device;
-    base->compute = compute;
-    base->lanes = lanes;
-    base->timers = timers;
-    bool own_stream = lanes->apart && zero->slices.staging;
-    zero->slices.stream = own_stream ? stream_create(device, "checkpoint copies") : lanes->last;
-    zero->slices.staged = event_create(device);
-    zero->computed = event_create(device);
-    zero->status_known = event_create(device);
-    for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
-    grads_start(base, &zero->grads);
-    if (zero->optimizer.store->start) zero->optimizer.store->start(base, &zero->optimizer);
-    outer_start(base, &zero->outer);
-    copy_to_device(compute, base->segments, base->plan.segments,
-                   (size_t)base->plan.segments_total * sizeof(Segment));
-    StepStatus start = {0};
-    start.beta1_power = start.beta2_power = 1.0;
-    zero_set_counters(zero, &start);
-    weights_start(base, &zero->weights);
-    stream_synchronize(compute);
-    if (zero->node_flags) share_buffers(zero);
-    _Static_assert(sizeof(StepRecord) >= COMM_TRIAL_BYTES, "records serve as memory for the first messages");
-    comm_connect(base->mesh, zero->records);
-    zero->lossless.bytes = (uint32_t *)(void *)(zero->weights.gather[0] + zero->lengths_start);
-}
-
-void zero_stop(Zero *zero) {
-    if (!zero || !zero->base.device) return;
-    zero_synchronize(zero);
-    comm_unshare(&zero->base.mesh->node);
-}
-
-void zero_free(Zero *zero) {
-    if (!zero) return;
-    Base *base = &zero->base;
-    if (base->device) {
-        event_destroy(zero->computed);
-        event_destroy(zero->status_known);
-        event_destroy(zero->slices.staged);
-        for (int i = 0; i < 2; i++) event_destroy(zero->landing[i]);
-        if (zero->slices.stream != base->lanes->last) stream_destroy(zero->slices.stream);
-    }
-    if (zero->optimizer.store) zero->optimizer.store->free(base, &zero->optimizer);
-    outer_free(base, &zero->outer);
-    weights_free(base, &zero->weights);
-    grads_free(base, &zero->grads);
-    feedback_free(&zero->feedback);
-    stats_free(&zero->stats);
-    free(zero->lossless.coded_start);
-    free(zero->lossless.landed);
-    free(zero->lossless.slot);
-    free(zero->slices.copy);
-    free(base->partial_start);
-    free(base->ranges);
-    free(base->unsharded.bucket);
-    layout_free(&base->plan);
-    free(base->tensors);
-    free(zero);
-}
-
-const BucketLayout *zero_layout(const Zero *zero) { return &zero->base.plan; }
-const BucketLayout *zero_state_layout(const Zero *zero) { return zero->base.state; }
-const GradFormat *zero_grad_format(const Zero *zero, bool quantized) {
-    return quantized ? &zero->base.grad_format : &zero->base.plain_grad_format;
-}
-const WeightFormat *zero_weight_format(const Zero *zero) { return &zero->base.weight_format; }
-float *zero_loss_sum(const Zero *zero) { return zero->loss_sum; }
-
-const Tensor *zero_tensors(const Zero *zero, int *count) {
-    if (count) *count = zero->base.plan.tensors;
-    return zero->base.tensors;
-}
-
-bool zero_node_shares(const Zero *zero, Error *why) {
-    *why = zero->not_shared;
-    return zero->node_flags != NULL;
-}
-
-void zero_init_master_weights(Zero *zero) {
-    const Base *base = &zero->base;
-    for (int i = 0; i < base->held_count; i++) {
-        const Range *range = &base->ranges[i];
-        const floatX *weights = weights_of_range(base, &zero->weights, range);
-        zero->optimizer.store->widen(base, &zero->optimizer, zero->optimizer.master + range->state_at,
-                                     weights, range->hi - range->lo);
-    }
-    outer_from_master(base, &zero->outer, &zero->optimizer);
-}
-
 // --- gradients and weights of a layer ------------------------------------------------------------
 
 float *zero_grad(const Zero *zero, int tensor) { return grads_tensor(&zero->base, &zero->grads, tensor); }
@@ -181,7 +71,8 @@ static void count_zeros(Zero *zero, int b) {
     for (int i = 0; i < base->range_count; i++) {
         const Range *range = &base->ranges[i];
         if (range->bucket != b || !base->tensors[range->tensor].counted) continue;
-        kernel_count_zeros(base->lanes->last, zero->zeros, grads_of_range(base, &zero->grads, range),
+        kernel_count_zeros(base->lanes->last, zero->zeros,
+                           zero->grads.bucket[b].store->of_range(base, &zero->grads, range),
                            range->hi - range->lo);
     }
 }
@@ -197,7 +88,8 @@ static void reduce_bucket(Zero *zero, int b, bool last) {
     float *tail_sums = matrix_sums + base->plan.bucket[b].matrix_per_rank / HADAMARD_ORDER;
     float *full = grads_full(base, grads, b);
     GradShard own = grads_shard(base, grads, b);
-    bool slots = !grads->bucket[b].store->accumulates;
+    const GradStore *buffers = grads->bucket[b].store;
+    bool slots = !buffers->accumulates;
     if (!grads->warming_up) stats_before_reduction(base, &zero->stats, &step, b, full);
     if (store->before_reduction) store->before_reduction(base, &zero->optimizer, b, own, slots, step.add);
     tlq_reduce_bucket(&step, b, full, own, matrix_sums, tail_sums, base->lanes);
@@ -207,7 +99,7 @@ static void reduce_bucket(Zero *zero, int b, bool last) {
         tlq_sum_squares(&step, b, own, matrix_sums, tail_sums, zero->piece_sums + 2 * b, base->lanes);
         if (base->config->log_num_zeros_in_grad) count_zeros(zero, b);
     }
-    grads_gather(base, grads, &step, b, zero->weights.gather[0]);
+    if (buffers->gather) buffers->gather(base, grads, &step, b, zero->weights.gather[0]);
     if (!store->after_reduction) return;
     const floatX *weights = weights_own(base, &zero->weights, b).matrix;
     store->after_reduction(base, &zero->optimizer, b, grads_held(base, grads, b), slots, weights, last);
@@ -228,28 +120,10 @@ void zero_reduce_unit(Zero *zero, int unit, bool last) {
 
 // --- the step ------------------------------------------------------------------------------------
 
-Exposed zero_exposed_of(const double *ms, int world) {
-    assert(world >= 1);
-    const double *gradients = ms, *weights = ms + world;
-    int least = 0, most = 0;
-    for (int rank = 1; rank < world; rank++) {
-        double both = gradients[rank] + weights[rank];
-        if (both < gradients[least] + weights[least]) least = rank;
-        if (both > gradients[most] + weights[most]) most = rank;
-    }
-    return (Exposed){gradients[least], weights[least], gradients[most] + weights[most]};
-}
-
-Exposed zero_take_exposed(Zero *zero, double steps, Peers peers) {
-    assert(steps > 0);
-    TimerStats stats[2];
-    int world = 1;
-    MPI_Comm_size(peers.comm, &world);
-    double *ms = (double *)xmalloc(2 * (size_t)world * sizeof *ms, "times that ranks waited");  // (2, world)
-    timers_collect(zero->base.timers, TIMER_EXPOSED_GRADIENTS, 2, steps, peers, stats, ms);
-    Exposed e = zero_exposed_of(ms, world);
-    free(ms);
-    return e;
+void zero_set_counters(Zero *zero, const StepStatus *start) {
+    StepStatus control = *start;
+    control.applied = 1;
+    copy_to_device(zero->base.compute, zero->base.control, &control, sizeof control);
 }
 
 void zero_step_begins(Zero *zero, int64_t iteration) {

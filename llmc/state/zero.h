@@ -5,8 +5,8 @@
 // AdamW and updates all model weights, in bf16 or with SDP4Bit.
 //
 // Called by train_gpt.c, llmc/model, llmc/run and llmc/checkpoint. zero.c calls the parts: grads.h,
-// optimizer.h, weights.h, local_steps.h, stats.h. slices.c copies state for
-// checkpoints, replicas.c compares replicas. zero_plan.c plans memory and chooses the stores.
+// optimizer.h, weights.h, local_steps.h, stats.h. zero_plan.c plans memory, chooses the stores, and
+// starts and frees the parts. slices.c copies state for checkpoints, replicas.c compares replicas.
 // Payloads and collectives are in sdp4bit/tlq_hs.h and sdp4bit/qwd.h. The struct is in
 // zero_parts.h, for the files of this directory.
 #pragma once
@@ -125,16 +125,6 @@ void zero_use_outer(Zero *zero, bool on);
 
 // --- statistics over all ranks -------------------------------------------------------------------
 
-// Exposed communication in ms per step, on the rank that waited least: longer waits on other ranks
-// come from slower GPUs or pipeline bubbles. most_ms: gradients and weights together, on the rank
-// that waited most. On CPU ranks: the duration of the communication itself.
-typedef struct Exposed {
-    double gradients_ms, weights_ms, most_ms;
-} Exposed;
-// Returns averages over the `steps` since the last call. Collective over peers.
-Exposed zero_take_exposed(Zero *zero, double steps, Peers peers);
-// ms: (2, world), each rank's waits for reductions, then for gathers.
-Exposed zero_exposed_of(const double *ms, int world);
 // Returns the norm of the bf16 model weights, as Megatron-LM prints it. Each element counts once.
 // Collective over world, synchronizes.
 double zero_params_norm(Zero *zero, Peers world);

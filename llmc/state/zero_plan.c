@@ -1,5 +1,7 @@
-// Plans the training state, without a device: chooses payload formats and stores, builds the bucket
-// layout, reserves every buffer in the memory plan and lists this rank's ranges. See zero.h.
+// Plans, starts and frees the training state: see zero.h. Planning needs no device: it chooses
+// payload formats and stores, builds the bucket layout, reserves every buffer in the memory plan
+// and lists this rank's ranges.
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -239,4 +241,108 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
                                  larger((size_t)zero->slices.staging_bytes, 1), &zero->slices.staging);
     }
     return zero;
+}
+
+// --- start and end -------------------------------------------------------------------------------
+
+// Lets the ranks of the node map this rank's send buffers.
+static void share_buffers(Zero *zero) {
+    const TlqWorkspace *exact = &zero->stats.workspace;
+    CommPiece piece[2 + LANE_SLOTS] = {{zero->tlq.send1, zero->tlq.send1_bytes},
+                                       {exact->send1, exact->send1_bytes}};
+    for (int slot = 0; slot < LANE_SLOTS; slot++)
+        piece[2 + slot] = (CommPiece){zero->weights.gather[slot], zero->weights.gather_bytes[slot]};
+    comm_share(&zero->base.mesh->node, zero->node_flags, piece, 2 + LANE_SLOTS, &zero->not_shared);
+}
+
+void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timers *timers) {
+    assert(zero && device && compute && lanes && timers);
+    Base *base = &zero->base;
+    base->device = device;
+    base->compute = compute;
+    base->lanes = lanes;
+    base->timers = timers;
+    bool own_stream = lanes->apart && zero->slices.staging;
+    zero->slices.stream = own_stream ? stream_create(device, "checkpoint copies") : lanes->last;
+    zero->slices.staged = event_create(device);
+    zero->computed = event_create(device);
+    zero->status_known = event_create(device);
+    for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
+    grads_start(base, &zero->grads);
+    if (zero->optimizer.store->start) zero->optimizer.store->start(base, &zero->optimizer);
+    outer_start(base, &zero->outer);
+    copy_to_device(compute, base->segments, base->plan.segments,
+                   (size_t)base->plan.segments_total * sizeof(Segment));
+    StepStatus start = {0};
+    start.beta1_power = start.beta2_power = 1.0;
+    zero_set_counters(zero, &start);
+    weights_start(base, &zero->weights);
+    stream_synchronize(compute);
+    if (zero->node_flags) share_buffers(zero);
+    _Static_assert(sizeof(StepRecord) >= COMM_TRIAL_BYTES, "records serve as memory for the first messages");
+    comm_connect(base->mesh, zero->records);
+    zero->lossless.bytes = (uint32_t *)(void *)(zero->weights.gather[0] + zero->lengths_start);
+}
+
+void zero_stop(Zero *zero) {
+    if (!zero || !zero->base.device) return;
+    zero_synchronize(zero);
+    comm_unshare(&zero->base.mesh->node);
+}
+
+void zero_free(Zero *zero) {
+    if (!zero) return;
+    Base *base = &zero->base;
+    if (base->device) {
+        event_destroy(zero->computed);
+        event_destroy(zero->status_known);
+        event_destroy(zero->slices.staged);
+        for (int i = 0; i < 2; i++) event_destroy(zero->landing[i]);
+        if (zero->slices.stream != base->lanes->last) stream_destroy(zero->slices.stream);
+    }
+    if (zero->optimizer.store) zero->optimizer.store->free(base, &zero->optimizer);
+    outer_free(base, &zero->outer);
+    weights_free(base, &zero->weights);
+    grads_free(base, &zero->grads);
+    feedback_free(&zero->feedback);
+    stats_free(&zero->stats);
+    free(zero->lossless.coded_start);
+    free(zero->lossless.landed);
+    free(zero->lossless.slot);
+    free(zero->slices.copy);
+    free(base->partial_start);
+    free(base->ranges);
+    free(base->unsharded.bucket);
+    layout_free(&base->plan);
+    free(base->tensors);
+    free(zero);
+}
+
+const BucketLayout *zero_layout(const Zero *zero) { return &zero->base.plan; }
+const BucketLayout *zero_state_layout(const Zero *zero) { return zero->base.state; }
+const GradFormat *zero_grad_format(const Zero *zero, bool quantized) {
+    return quantized ? &zero->base.grad_format : &zero->base.plain_grad_format;
+}
+const WeightFormat *zero_weight_format(const Zero *zero) { return &zero->base.weight_format; }
+float *zero_loss_sum(const Zero *zero) { return zero->loss_sum; }
+
+const Tensor *zero_tensors(const Zero *zero, int *count) {
+    if (count) *count = zero->base.plan.tensors;
+    return zero->base.tensors;
+}
+
+bool zero_node_shares(const Zero *zero, Error *why) {
+    *why = zero->not_shared;
+    return zero->node_flags != NULL;
+}
+
+void zero_init_master_weights(Zero *zero) {
+    const Base *base = &zero->base;
+    for (int i = 0; i < base->held_count; i++) {
+        const Range *range = &base->ranges[i];
+        const floatX *weights = weights_of_range(base, &zero->weights, range);
+        zero->optimizer.store->widen(base, &zero->optimizer, zero->optimizer.master + range->state_at,
+                                     weights, range->hi - range->lo);
+    }
+    outer_from_master(base, &zero->outer, &zero->optimizer);
 }

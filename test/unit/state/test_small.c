@@ -237,12 +237,12 @@ static void pauses_do_not_count_toward_limits(void **state) {
 
 static void exposed_time_is_the_minimum_over_ranks(void **state) {
     const double ms[8] = {5, 1, 4, 9, 2, 3, 0.5, 1};  // (2, 4)
-    Exposed e = zero_exposed_of(ms, 4);
+    Exposed e = timers_exposed_of(ms, 4);
     assert_true(e.gradients_ms == 1 && e.weights_ms == 3 && e.most_ms == 10);
     const double other[4] = {2, 7, 6, 0};  // (2, 2): the minima are on different ranks
-    e = zero_exposed_of(other, 2);
+    e = timers_exposed_of(other, 2);
     assert_true(e.gradients_ms == 7 && e.weights_ms == 0 && e.most_ms == 8);
-    e = zero_exposed_of(ms, 1);
+    e = timers_exposed_of(ms, 1);
     assert_true(e.gradients_ms == 5 && e.weights_ms == 1 && e.most_ms == 6);
 }
 
