@@ -4,6 +4,7 @@
 enum { SLOT_ALIGN = 256 };  // bytes, for vector loads and NCCL
 
 void tlq_workspace(TlqWorkspace *w, const BucketLayout *layout, const GradFormat *format) {
+    assert(layout->buckets > 0 && layout->options.nodes > 0 && layout->options.per_node > 0);
     int64_t largest1 = 0, largest2 = 0;
     for (int b = 0; b < layout->buckets; b++) {
         for (int k = 0; k < layout_chunks(layout, &layout->bucket[b], format); k++) {

@@ -165,7 +165,7 @@ static void step_once(const Bench *bench, Lab *lab, int64_t step, const Marks *m
     synchronize(bench, &lab->lanes);
     timer_take_seconds(lab->timers, TIMER_OPTIMIZER_INNER_STEP);
     event_record(marks->start, bench->compute);
-    for (int unit = zero->base.plan.units - 1; unit >= 0 && !lab->alone; unit--) {
+    for (int unit = zero->base.layout.units - 1; unit >= 0 && !lab->alone; unit--) {
         zero_grads_begin(zero, unit);
         zero_reduce_unit(zero, unit, true);
     }
@@ -318,7 +318,7 @@ static void add_gather(Text *json, const char *rail, const char *node, const Wir
 // steps from them.
 static void add_buckets(Text *json, const Lab *lab) {
     const Zero *zero = lab->zero;
-    const BucketLayout *plan = &zero->base.plan;
+    const BucketLayout *plan = &zero->base.layout;
     StepTraffic traffic = traffic_make(zero->base.config, &lab->mesh, zero);
     json_name(json, "buckets");
     text_add(json, "[");
@@ -355,7 +355,7 @@ static void write_preset(Bench *bench, const Lab *lab, const char *name, const d
     json_integer(&json, "nodes", lab->mesh.rail.size);
     json_integer(&json, "per_node", lab->mesh.node.size);
     json_integer(&json, "layers", zero->base.config->num_layers);
-    json_integer(&json, "parameters", zero->base.plan.parameters);
+    json_integer(&json, "parameters", zero->base.layout.parameters);
     if (bench->repetitions) {
         json_number(&json, "gradients_ms", all[GRADIENTS]);
         json_number(&json, "weights_ms", all[AFTER_STATUS] - alone[ADAMW]);

@@ -12,10 +12,10 @@ const GradFormat *base_grad_format(const Base *base, int64_t iteration) {
     return quantized ? &base->grad_format : &base->plain_grad_format;
 }
 
-bool base_cut_segment(const BucketLayout *plan, int b, int i, int owner, Range *range, int64_t *in_shard) {
-    assert(b >= 0 && b < plan->buckets && i >= 0 && owner >= 0 && owner < plan->dp);
-    const Bucket *bucket = &plan->bucket[b];
-    const Segment *segment = &plan->segments[bucket->first_segment + i];
+bool base_cut_segment(const BucketLayout *layout, int b, int i, int owner, Range *range, int64_t *in_shard) {
+    assert(b >= 0 && b < layout->buckets && i >= 0 && owner >= 0 && owner < layout->dp);
+    const Bucket *bucket = &layout->bucket[b];
+    const Segment *segment = &layout->segments[bucket->first_segment + i];
     bool matrix = i < bucket->segments;
     int64_t size = matrix ? bucket->matrix_per_rank : bucket->tail_per_rank, shard = owner * size;
     int64_t from = segment->start, to = segment->start + segment->numel;
@@ -40,12 +40,12 @@ static int64_t state_index(const Base *base, const Bucket *state, int64_t at) {
 }
 
 static void list_shard(Base *base, int owner) {
-    for (int b = 0; b < base->plan.buckets; b++) {
-        const Bucket *bucket = &base->plan.bucket[b];
+    for (int b = 0; b < base->layout.buckets; b++) {
+        const Bucket *bucket = &base->layout.bucket[b];
         for (int i = 0; i < bucket->segments + bucket->tails; i++) {
             Range *range = &base->ranges[base->held_count];
             int64_t in_shard;
-            if (!base_cut_segment(&base->plan, b, i, owner, range, &in_shard)) continue;
+            if (!base_cut_segment(&base->layout, b, i, owner, range, &in_shard)) continue;
             range->state_at = state_index(base, &base->state->bucket[b],
                                           range->arena_at - bucket->arena_start);
             base->held_count++;
@@ -54,8 +54,8 @@ static void list_shard(Base *base, int owner) {
 }
 
 void base_list_ranges(Base *base) {
-    int dp = base->plan.dp, shards = dp / base->state->dp;
-    base->ranges = (Range *)xcalloc((size_t)(shards * base->plan.segments_total), sizeof(Range),
+    int dp = base->layout.dp, shards = dp / base->state->dp;
+    base->ranges = (Range *)xcalloc((size_t)(shards * base->layout.segments_total), sizeof(Range),
                                     "the shard's ranges");
     list_shard(base, base->mesh->dp.rank);
     base->range_count = base->held_count;

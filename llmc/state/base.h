@@ -22,10 +22,10 @@ typedef struct Range {
 typedef struct Base {
     const Config *config;
     const Mesh *mesh;
-    BucketLayout plan;          // the bucket layout: gradients are reduced to one shard per rank
+    BucketLayout layout;        // the bucket layout: gradients are reduced to one shard per rank
     BucketLayout unsharded;     // the same buckets, each a single shard; without buckets if unused
-    const BucketLayout *state;  // layout of the optimizer state that a rank holds: &plan or &unsharded
-    Tensor *tensors;            // (plan.tensors)
+    const BucketLayout *state;  // layout of the optimizer state that a rank holds: &layout or &unsharded
+    Tensor *tensors;            // (layout.tensors)
     // (held_count) ranges of the optimizer state that this rank holds. The first range_count are
     // its own shard of every tensor, which it counts and saves
     Range *ranges;
@@ -38,7 +38,7 @@ typedef struct Base {
     Stream *compute;  // forward and backward
     Lanes *lanes;     // communication; lanes->last also computes on the shard: norm, AdamW
     // device memory
-    Segment *segments;       // (plan.segments_total)
+    Segment *segments;       // (layout.segments_total)
     StepStatus *control;     // (1) status of the latest step
     float *partial_sums;     // squares of the gradient norm, bucket by bucket
     int64_t *partial_start;  // host, (buckets) a bucket's first partial sum
@@ -56,7 +56,7 @@ const GradFormat *base_grad_format(const Base *base, int64_t iteration);
 // Sets *range to the part of segment i of bucket b (matrices first) that rank `owner` owns, except
 // for range->state_at. *in_shard: its first element in the owner's matrix or tail shard. Returns
 // false if the owner has no element of the segment.
-bool base_cut_segment(const BucketLayout *plan, int b, int i, int owner, Range *range, int64_t *in_shard);
+bool base_cut_segment(const BucketLayout *layout, int b, int i, int owner, Range *range, int64_t *in_shard);
 // Fills ranges.
 void base_list_ranges(Base *base);
 // Allocation granularity in bytes of buffers that the node's ranks may map (comm_share):

@@ -18,12 +18,12 @@ static float *full_accumulated(const Base *base, const Grads *grads, int b) {
 }
 
 static GradShard shard_accumulated(const Base *base, const Grads *grads, int b) {
-    return grad_shard_of(&base->plan.bucket[b], full_accumulated(base, grads, b), base->mesh->dp.rank);
+    return grad_shard_of(&base->layout.bucket[b], full_accumulated(base, grads, b), base->mesh->dp.rank);
 }
 
 static float *range_accumulated(const Base *base, const Grads *grads, const Range *range) {
     return full_accumulated(base, grads, range->bucket) + range->arena_at -
-           base->plan.bucket[range->bucket].arena_start;
+           base->layout.bucket[range->bucket].arena_start;
 }
 
 static GradShard held_accumulated(const Base *base, const Grads *grads, int b) {
@@ -45,13 +45,13 @@ static float *full_slot(const Base *base, const Grads *grads, int b) { return gr
 
 static GradShard shard_slots(const Base *base, const Grads *grads, int b) {
     float *own = grads->shard + grads->bucket[b].start;
-    GradShard shard = {own, own + base->plan.bucket[b].matrix_per_rank};
+    GradShard shard = {own, own + base->layout.bucket[b].matrix_per_rank};
     return shard;
 }
 
 static float *range_slots(const Base *base, const Grads *grads, const Range *range) {
     return grads->shard + grads->bucket[range->bucket].start + range->state_at -
-           base->plan.bucket[range->bucket].state_start;
+           base->layout.bucket[range->bucket].state_start;
 }
 
 static const GradStore slots = {.full = full_slot,
@@ -66,8 +66,8 @@ static const GradStore slots = {.full = full_slot,
 // of different model chunks get theirs in different passes.
 static bool in_one_pass(const Base *base, int b) {
     int chunk = ANY_CHUNK;
-    for (int t = 0; t < base->plan.tensors; t++) {
-        if (base->plan.tensor_bucket[t] != b) continue;
+    for (int t = 0; t < base->layout.tensors; t++) {
+        if (base->layout.tensor_bucket[t] != b) continue;
         if (chunk == ANY_CHUNK) chunk = base->tensors[t].chunk;
         if (base->tensors[t].chunk == ANY_CHUNK || base->tensors[t].chunk != chunk) return false;
     }
@@ -77,16 +77,16 @@ static bool in_one_pass(const Base *base, int b) {
 static void choose_stores(const Base *base, Grads *grads) {
     bool sharded = (base->config->sharding == SHARD_GRADIENTS ||
                     base->config->sharding == SHARD_PARAMETERS) &&
-                   base->plan.dp > 1;
-    const GradStore *whole = base->state->dp == base->plan.dp ? &accumulated : &replicated;
-    for (int b = 0; b < base->plan.buckets; b++)
+                   base->layout.dp > 1;
+    const GradStore *whole = base->state->dp == base->layout.dp ? &accumulated : &replicated;
+    for (int b = 0; b < base->layout.buckets; b++)
         grads->bucket[b].store = sharded && in_one_pass(base, b) ? &slots : whole;
 }
 
 size_t grads_gather_bytes(const Base *base, const Grads *grads) {
     size_t most = 0;
-    for (int b = 0; b < base->plan.buckets; b++) {
-        size_t bytes = (size_t)(base->plan.dp * layout_reduced_message(&base->plan.bucket[b]).bytes);
+    for (int b = 0; b < base->layout.buckets; b++) {
+        size_t bytes = (size_t)(base->layout.dp * layout_reduced_message(&base->layout.bucket[b]).bytes);
         if (grads->bucket[b].store->gather && bytes > most) most = bytes;
     }
     return most;
@@ -94,8 +94,8 @@ size_t grads_gather_bytes(const Base *base, const Grads *grads) {
 
 static void place_buckets(const Base *base, Grads *grads, bool windows) {
     int64_t largest = 0;
-    for (int b = 0; b < base->plan.buckets; b++) {
-        const Bucket *bucket = &base->plan.bucket[b];
+    for (int b = 0; b < base->layout.buckets; b++) {
+        const Bucket *bucket = &base->layout.bucket[b];
         int64_t elements = bucket_elements(bucket), own = round_up64(bucket_shard(bucket), 64);
         bool accumulates = grads->bucket[b].store->accumulates;
         grads->bucket[b].start = accumulates ? grads->whole_elements : grads->shard_elements;
@@ -106,14 +106,14 @@ static void place_buckets(const Base *base, Grads *grads, bool windows) {
         if (!accumulates && own > largest) largest = own;
     }
     if (!windows) return;
-    for (int b = 0; b < base->plan.buckets; b++) {
+    for (int b = 0; b < base->layout.buckets; b++) {
         if (!grads->bucket[b].store->accumulates) grads->bucket[b].start = b % GRAD_SLOTS * largest;
     }
     grads->shard_elements = GRAD_SLOTS * largest;
 }
 
 void grads_reserve(const Base *base, Grads *grads, bool windows, MemoryPlan *memory_plan) {
-    size_t buckets = (size_t)base->plan.buckets;
+    size_t buckets = (size_t)base->layout.buckets;
     grads->bucket = (GradBucket *)xcalloc(buckets, sizeof *grads->bucket, "the bucket table");
     choose_stores(base, grads);
     place_buckets(base, grads, windows);
@@ -129,12 +129,12 @@ void grads_reserve(const Base *base, Grads *grads, bool windows, MemoryPlan *mem
 }
 
 void grads_start(const Base *base, Grads *grads) {
-    for (int b = 0; b < base->plan.buckets; b++) grads->bucket[b].ready = event_create(base->device);
+    for (int b = 0; b < base->layout.buckets; b++) grads->bucket[b].ready = event_create(base->device);
     for (int slot = 0; slot < GRAD_SLOTS; slot++) grads->slot_read[slot] = event_create(base->device);
 }
 
 void grads_free(const Base *base, Grads *grads) {
-    for (int b = 0; base->device && grads->bucket && b < base->plan.buckets; b++)
+    for (int b = 0; base->device && grads->bucket && b < base->layout.buckets; b++)
         event_destroy(grads->bucket[b].ready);
     for (int slot = 0; base->device && grads->bucket && slot < GRAD_SLOTS; slot++)
         event_destroy(grads->slot_read[slot]);
@@ -142,14 +142,15 @@ void grads_free(const Base *base, Grads *grads) {
 }
 
 float *grads_tensor(const Base *base, const Grads *grads, int tensor) {
-    assert(tensor >= 0 && tensor < base->plan.tensors);
+    assert(tensor >= 0 && tensor < base->layout.tensors);
     if (!grads->bucket) return NULL;
-    int b = base->plan.tensor_bucket[tensor];
-    return grads_full(base, grads, b) + base->plan.tensor_arena[tensor] - base->plan.bucket[b].arena_start;
+    int b = base->layout.tensor_bucket[tensor];
+    return grads_full(base, grads, b) + base->layout.tensor_arena[tensor] -
+           base->layout.bucket[b].arena_start;
 }
 
 bool grads_use_slots(const Base *base, const Grads *grads) {
-    for (int b = 0; b < base->plan.buckets; b++) {
+    for (int b = 0; b < base->layout.buckets; b++) {
         if (!grads->bucket[b].store->accumulates) return true;
     }
     return false;
@@ -158,12 +159,12 @@ bool grads_use_slots(const Base *base, const Grads *grads) {
 // --- backward ------------------------------------------------------------------------------------
 
 static void expect_units(const Base *base, Grads *grads, int b) {
-    grads->bucket[b].units_missing = base->plan.bucket[b].end_unit - base->plan.bucket[b].first_unit;
+    grads->bucket[b].units_missing = base->layout.bucket[b].end_unit - base->layout.bucket[b].first_unit;
     grads->bucket[b].begun = false;
 }
 
 void grads_new_step(const Base *base, Grads *grads) {
-    for (int b = 0; b < base->plan.buckets; b++) {
+    for (int b = 0; b < base->layout.buckets; b++) {
         expect_units(base, grads, b);
         grads->bucket[b].reductions = 0;
     }
@@ -172,11 +173,11 @@ void grads_new_step(const Base *base, Grads *grads) {
 // Clears the elements that backward does not overwrite: the tail, which it adds to, and the padding
 // between matrices, where the slot's previous bucket may have had matrices.
 static void clear_rest(const Base *base, Grads *grads, int b) {
-    const Bucket *bucket = &base->plan.bucket[b];
+    const Bucket *bucket = &base->layout.bucket[b];
     float *full = grads_full(base, grads, b);
     int64_t at = 0;
     for (int i = 0; i < bucket->segments; i++) {
-        const Segment *segment = &base->plan.segments[bucket->first_segment + i];
+        const Segment *segment = &base->layout.segments[bucket->first_segment + i];
         if (segment->start > at)
             set_zero(base->compute, full + at, (size_t)(segment->start - at) * sizeof(float));
         at = segment->start + segment->numel;
@@ -186,8 +187,8 @@ static void clear_rest(const Base *base, Grads *grads, int b) {
 }
 
 void grads_begin(const Base *base, Grads *grads, int unit) {
-    assert(unit >= 0 && unit < base->plan.units);
-    int b = base->plan.unit_bucket[unit];
+    assert(unit >= 0 && unit < base->layout.units);
+    int b = base->layout.unit_bucket[unit];
     if (grads->bucket[b].store->accumulates || grads->bucket[b].begun) return;
     grads->bucket[b].begun = true;
     timer_start(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
@@ -197,8 +198,8 @@ void grads_begin(const Base *base, Grads *grads, int unit) {
 }
 
 bool grads_complete(const Base *base, Grads *grads, int unit) {
-    assert(unit >= 0 && unit < base->plan.units);
-    int b = base->plan.unit_bucket[unit];
+    assert(unit >= 0 && unit < base->layout.units);
+    int b = base->layout.unit_bucket[unit];
     if (--grads->bucket[b].units_missing > 0) return false;
     timer_start(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
     event_record(grads->bucket[b].ready, base->compute);
@@ -208,7 +209,7 @@ bool grads_complete(const Base *base, Grads *grads, int unit) {
 }
 
 void grads_reduced(const Base *base, Grads *grads, int b) {
-    assert(b >= 0 && b < base->plan.buckets);
+    assert(b >= 0 && b < base->layout.buckets);
     if (!grads->bucket[b].store->accumulates) {
         event_record(grads->slot_read[b % GRAD_SLOTS], base->lanes->first);
         expect_units(base, grads, b);  // for the next micro-batch
@@ -218,8 +219,8 @@ void grads_reduced(const Base *base, Grads *grads, int b) {
 }
 
 void grads_consumed(const Base *base, Grads *grads, int b) {
-    assert(b >= 0 && b < base->plan.buckets);
-    const Bucket *bucket = &base->plan.bucket[b];
+    assert(b >= 0 && b < base->layout.buckets);
+    const Bucket *bucket = &base->layout.bucket[b];
     // The next step overwrites the gradients of matrices and adds to the tail's.
     if (grads->bucket[b].store->accumulates)
         set_zero(base->lanes->last, grads_full(base, grads, b) + bucket->matrix_elements,
@@ -228,16 +229,16 @@ void grads_consumed(const Base *base, Grads *grads, int b) {
 
 // --- error feedback ------------------------------------------------------------------------------
 
-static int64_t shards_of_rank(const Base *base) { return base->plan.options.nodes; }
+static int64_t shards_of_rank(const Base *base) { return base->layout.options.nodes; }
 
 static void list_bucket(const Base *base, Feedback *f, int b) {
-    const Bucket *bucket = &base->plan.bucket[b];
+    const Bucket *bucket = &base->layout.bucket[b];
     for (int k = 0; k < shards_of_rank(base); k++) {
-        int owner = k * base->plan.options.per_node + base->mesh->node.rank;
+        int owner = k * base->layout.options.per_node + base->mesh->node.rank;
         for (int i = 0; i < bucket->segments; i++) {
             Range range;
             int64_t in_shard;
-            if (!base_cut_segment(&base->plan, b, i, owner, &range, &in_shard)) continue;
+            if (!base_cut_segment(&base->layout, b, i, owner, &range, &in_shard)) continue;
             range.state_at = f->start[b] + k * bucket->matrix_per_rank + in_shard;
             f->ranges[f->range_count++] = range;
         }
@@ -247,27 +248,22 @@ static void list_bucket(const Base *base, Feedback *f, int b) {
 void feedback_reserve(const Base *base, Feedback *f, MemoryPlan *memory_plan) {
     const Config *c = base->config;
     if (!c->error_feedback || !c->quantized_gradients || base->mesh->rail.size == 1) return;
-    int64_t elements = 0, most = shards_of_rank(base) * base->plan.segments_total;
-    f->start = (int64_t *)xcalloc((size_t)base->plan.buckets, sizeof *f->start, "the bucket table");
+    int64_t elements = 0, most = shards_of_rank(base) * base->layout.segments_total;
+    f->start = (int64_t *)xcalloc((size_t)base->layout.buckets, sizeof *f->start, "the bucket table");
     f->ranges = (Range *)xcalloc((size_t)most, sizeof(Range), "the residual's ranges");
-    for (int b = 0; b < base->plan.buckets; b++) {
+    for (int b = 0; b < base->layout.buckets; b++) {
         f->start[b] = elements;
-        elements += shards_of_rank(base) * base->plan.bucket[b].matrix_per_rank;
+        elements += shards_of_rank(base) * base->layout.bucket[b].matrix_per_rank;
         list_bucket(base, f, b);
     }
     memory_plan_reserve(memory_plan, "gradients", "residual of error feedback",
                         (size_t)elements * sizeof(float), (void **)&f->memory);
 }
 
-void feedback_free(Feedback *f) {
-    free(f->start);
-    free(f->ranges);
-}
-
 // The first reduction of a step reads the previous step's status: if that step was skipped, the
 // residual it left is discarded with its gradients.
 void feedback_step(const Base *base, const Feedback *f, int b, bool frozen, TlqStep *step) {
-    assert(b >= 0 && b < base->plan.buckets);
+    assert(b >= 0 && b < base->layout.buckets);
     step->error_feedback = feedback_on(f) && codec_grouped(step->grad_format.inter_codec);
     if (!step->error_feedback) return;
     step->residual.values = f->memory + f->start[b];

@@ -94,7 +94,6 @@ typedef struct Feedback {
 } Feedback;
 
 void feedback_reserve(const Base *base, Feedback *feedback, MemoryPlan *memory_plan);
-void feedback_free(Feedback *feedback);
 // Sets the residual in `step`, a reduction of bucket b whose grad_format and micro_batch are set.
 // frozen: the reduction must not change the residual.
 void feedback_step(const Base *base, const Feedback *feedback, int b, bool frozen, TlqStep *step);

@@ -12,22 +12,22 @@ static bool is_on(const Base *base) { return base->config->local_steps > 1; }
 // every step sends about the same number of bytes.
 static void choose_slots(const Base *base, Outer *l) {
     int64_t before = 0, all = 0;
-    for (int b = 0; b < base->plan.buckets; b++) all += bucket_elements(&base->plan.bucket[b]);
-    for (int b = 0; b < base->plan.buckets; b++) {
+    for (int b = 0; b < base->layout.buckets; b++) all += bucket_elements(&base->layout.bucket[b]);
+    for (int b = 0; b < base->layout.buckets; b++) {
         l->bucket[b].slot = base->config->local_steps * before / all;
-        before += bucket_elements(&base->plan.bucket[b]);
+        before += bucket_elements(&base->layout.bucket[b]);
     }
 }
 
 static void reserve_exchange(const Base *base, Outer *l, MemoryPlan *plan) {
     const char *group = "local steps";
-    size_t shard = (size_t)outer_largest_shard(&l->plan), replica_groups = (size_t)l->plan.replica_groups;
+    size_t shard = (size_t)outer_largest_shard(&l->layout), replica_groups = (size_t)l->layout.replica_groups;
     for (int slot = 0; slot < OUTER_SLOTS; slot++)
         memory_plan_reserve(plan, group, "pseudo-gradient of a bucket", shard * sizeof(float),
                             (void **)&l->gradient[slot]);
     if (replica_groups == 1) return;
-    int64_t quantized = outer_largest_message(&l->plan, &base->grad_format);
-    int64_t plain = outer_largest_message(&l->plan, &base->plain_grad_format);
+    int64_t quantized = outer_largest_message(&l->layout, &base->grad_format);
+    int64_t plain = outer_largest_message(&l->layout, &base->plain_grad_format);
     bool late = base->config->gradients_quantization_start_iteration > 0 && plain > quantized;
     size_t bytes = replica_groups * (size_t)(late ? plain : quantized);
     OuterStep *step = &l->step;
@@ -38,9 +38,9 @@ static void reserve_exchange(const Base *base, Outer *l, MemoryPlan *plan) {
                         shard / replica_groups * sizeof(float), (void **)&step->mean);
     memory_plan_reserve(plan, group, "partial sums of its norm", (shard / HADAMARD_ORDER + 2) * sizeof(float),
                         (void **)&step->partials);
-    memory_plan_reserve(plan, group, "first faults", (size_t)base->plan.buckets * sizeof(uint64_t),
+    memory_plan_reserve(plan, group, "first faults", (size_t)base->layout.buckets * sizeof(uint64_t),
                         (void **)&l->fault);
-    memory_plan_reserve(plan, group, "segment table", (size_t)l->plan.segments_total * sizeof(Segment),
+    memory_plan_reserve(plan, group, "segment table", (size_t)l->layout.segments_total * sizeof(Segment),
                         (void **)&l->segments);
     memory_plan_reserve_host(plan, "host memory", "flag of a lost replica group", sizeof(int),
                              (void **)&l->lost);
@@ -52,7 +52,7 @@ static void reserve_kept(const Base *base, Outer *l, const Weights *weights, Mem
     const Config *c = base->config;
     int64_t all = 0, elements;
     if (!c->eval_iters && !c->full_validation && !c->eval_tasks.count && !c->sample_prompt) return;
-    for (int b = 0; b < base->plan.buckets; b++) {
+    for (int b = 0; b < base->layout.buckets; b++) {
         weights_kept(base, weights, b, &elements);
         all += elements;
     }
@@ -61,11 +61,12 @@ static void reserve_kept(const Base *base, Outer *l, const Weights *weights, Mem
 }
 
 void outer_reserve(const Base *base, Outer *l, const Weights *weights, MemoryPlan *plan) {
-    size_t shard = (size_t)base->plan.shard_elements, buckets = (size_t)base->plan.buckets;
+    size_t shard = (size_t)base->layout.shard_elements, buckets = (size_t)base->layout.buckets;
     const char *group = "local steps";
     if (!is_on(base)) return;
     const Mesh *mesh = base->mesh;
-    outer_layout(&l->plan, &base->plan, mesh->dp.rank, mesh->replica_groups.size, mesh->replica_groups.rank);
+    outer_layout(&l->layout, &base->layout, mesh->dp.rank, mesh->replica_groups.size,
+                 mesh->replica_groups.rank);
     l->bucket = (OuterBucket *)xcalloc(buckets, sizeof *l->bucket, "the bucket table");
     choose_slots(base, l);
     memory_plan_reserve(plan, group, "fp32 outer weights, own shard", shard * sizeof(float),
@@ -78,22 +79,17 @@ void outer_reserve(const Base *base, Outer *l, const Weights *weights, MemoryPla
     reserve_kept(base, l, weights, plan);
 }
 
-int64_t outer_bytes(const Base *base, const Outer *l, int bucket, const GradFormat *format) {
-    assert(bucket >= 0 && bucket < base->plan.buckets);
-    return is_on(base) ? outer_wire_bytes(&l->plan, bucket, format) : 0;
-}
-
 void outer_start(const Base *base, Outer *l) {
     if (!is_on(base)) return;
     l->stream = base->config->no_overlap ? base->lanes->last : stream_create(base->device, "replica groups");
     l->taken = event_create(base->device);
     l->finished = event_create(base->device);
     for (int slot = 0; slot < OUTER_SLOTS; slot++) l->slot_free[slot] = event_create(base->device);
-    for (int b = 0; b < base->plan.buckets; b++) l->bucket[b].exchanged = event_create(base->device);
+    for (int b = 0; b < base->layout.buckets; b++) l->bucket[b].exchanged = event_create(base->device);
     if (l->lost) comm_may_lose(&base->mesh->replica_groups, l->lost);
     if (l->segments)
-        copy_to_device(base->compute, l->segments, l->plan.segments,
-                       (size_t)l->plan.segments_total * sizeof(Segment));
+        copy_to_device(base->compute, l->segments, l->layout.segments,
+                       (size_t)l->layout.segments_total * sizeof(Segment));
 }
 
 void outer_free(const Base *base, Outer *l) {
@@ -101,16 +97,16 @@ void outer_free(const Base *base, Outer *l) {
         event_destroy(l->taken);
         event_destroy(l->finished);
         for (int slot = 0; slot < OUTER_SLOTS; slot++) event_destroy(l->slot_free[slot]);
-        for (int b = 0; b < base->plan.buckets; b++) event_destroy(l->bucket[b].exchanged);
+        for (int b = 0; b < base->layout.buckets; b++) event_destroy(l->bucket[b].exchanged);
         if (l->stream != base->lanes->last) stream_destroy(l->stream);
     }
-    outer_layout_free(&l->plan);
+    outer_layout_free(&l->layout);
     free(l->bucket);
 }
 
 void outer_from_master(const Base *base, Outer *l, const Optimizer *optimizer) {
     if (!is_on(base)) return;
-    size_t bytes = (size_t)base->plan.shard_elements * sizeof(float);
+    size_t bytes = (size_t)base->layout.shard_elements * sizeof(float);
     copy_on_device(base->compute, l->outer, optimizer->master, bytes);
     set_zero(base->compute, l->momentum, bytes);
     l->finished_since = false;
@@ -122,7 +118,7 @@ static OuterStep outer_step(const Base *base, Outer *l, int b) {
     l->checks = *base->checks;
     l->checks.fault = l->fault + b;
     OuterStep step = l->step;
-    step.layout = &l->plan;
+    step.layout = &l->layout;
     step.format = *base_grad_format(base, base->step);
     step.segments = l->segments;
     step.seed = (uint32_t)base->config->seed;
@@ -147,7 +143,7 @@ static void exchange(const Base *base, Outer *l, const Optimizer *optimizer, int
     Stream *last = base->lanes->last;
     bool ends = is_last(base, base->step);
     float rate = ends ? 1.0f : (float)c->outer_lr, momentum = ends ? 0.0f : (float)c->outer_momentum;
-    int64_t at = base->plan.bucket[b].state_start, n = bucket_shard(&base->plan.bucket[b]);
+    int64_t at = base->layout.bucket[b].state_start, n = bucket_shard(&base->layout.bucket[b]);
     int slot = (int)(l->exchanges++ % OUTER_SLOTS);
     float *gradient = l->gradient[slot];
     OuterStep step = outer_step(base, l, b);
@@ -169,7 +165,7 @@ static bool is_slot(const Base *base, const Outer *l, int b, int64_t step) {
 }
 
 void outer_sync(const Base *base, Outer *l, const Optimizer *optimizer, int b) {
-    assert(b >= 0 && b < base->plan.buckets);
+    assert(b >= 0 && b < base->layout.buckets);
     if (!is_on(base)) return;
     l->finished_since = false;
     if (!is_slot(base, l, b, base->step)) return;
@@ -178,13 +174,13 @@ void outer_sync(const Base *base, Outer *l, const Optimizer *optimizer, int b) {
 }
 
 void outer_apply(const Base *base, Outer *l, const Optimizer *optimizer, int b, int64_t step) {
-    assert(b >= 0 && b < base->plan.buckets);
+    assert(b >= 0 && b < base->layout.buckets);
     Stream *last = base->lanes->last;
     if (!is_on(base) || !l->bucket[b].applies || l->bucket[b].applies > step) return;
-    int64_t at = base->plan.bucket[b].state_start;
+    int64_t at = base->layout.bucket[b].state_start;
     await_exchange(base, l, b);
     kernel_mix_outer(last, optimizer->master + at, l->outer + at, (float)base->config->local_steps_mix,
-                     bucket_shard(&base->plan.bucket[b]), l->lost);
+                     bucket_shard(&base->layout.bucket[b]), l->lost);
     l->bucket[b].applies = 0;
 }
 
@@ -194,24 +190,26 @@ void outer_finish(const Base *base, Outer *l, const Optimizer *optimizer) {
     Stream *last = base->lanes->last;
     if (!is_on(base) || l->finished_since) return;
     l->finished_since = true;
-    for (int b = 0; b < base->plan.buckets; b++) {
+    for (int b = 0; b < base->layout.buckets; b++) {
         outer_apply(base, l, optimizer, b, base->step);
         await_exchange(base, l, b);
     }
-    kernel_narrow(last, l->rounded, l->outer, base->plan.shard_elements);
+    kernel_narrow(last, l->rounded, l->outer, base->layout.shard_elements);
     event_record(l->finished, last);
     stream_wait(base->compute, l->finished);
 }
 
 void outer_hash(const Base *base, const Outer *l, uint64_t *hash) {
+    assert(is_on(base) && l->finished_since);
     // kernel_replica_hash reads floatX: an fp32 value counts as two.
-    int64_t n = base->plan.shard_elements * (int64_t)(sizeof(float) / sizeof(floatX));
+    int64_t n = base->layout.shard_elements * (int64_t)(sizeof(float) / sizeof(floatX));
     kernel_replica_hash(base->compute, hash, (const floatX *)(const void *)l->outer, 0, n);
     kernel_replica_hash(base->compute, hash, (const floatX *)(const void *)l->momentum, n, n);
 }
 
 void outer_begin_group(const Base *base, const Outer *l, const Optimizer *optimizer) {
-    size_t bytes = (size_t)base->plan.shard_elements * sizeof(float);
+    assert(is_on(base));
+    size_t bytes = (size_t)base->layout.shard_elements * sizeof(float);
     copy_on_device(base->compute, optimizer->master, l->outer, bytes);
     stream_synchronize(base->compute);
 }
@@ -219,7 +217,7 @@ void outer_begin_group(const Base *base, const Outer *l, const Optimizer *optimi
 void outer_resume_group(const Base *base, Outer *l, int64_t step, int64_t applied_at) {
     assert(step >= 0 && applied_at >= 0);
     const Config *c = base->config;
-    for (int b = 0; is_on(base) && b < base->plan.buckets; b++) {
+    for (int b = 0; is_on(base) && b < base->layout.buckets; b++) {
         for (int64_t slot = step; slot > applied_at && slot + c->local_steps_delay > step; slot--) {
             if (is_slot(base, l, b, slot)) l->bucket[b].applies = slot + c->local_steps_delay;
         }
@@ -247,7 +245,7 @@ static void gather_shards(const Base *base, Weights *weights, const floatX *own,
 
 // Copies the outer weights of bucket b to the model weights that this rank holds.
 static void gather_outer(const Base *base, const Outer *l, Weights *weights, int b) {
-    const Bucket *bucket = &base->plan.bucket[b];
+    const Bucket *bucket = &base->layout.bucket[b];
     const floatX *own = l->rounded + bucket->state_start;
     int64_t elements;
     floatX *all = weights_kept(base, weights, b, &elements);
@@ -263,7 +261,7 @@ static void gather_outer(const Base *base, const Outer *l, Weights *weights, int
 // Copies this replica group's model weights to the host or back.
 static void keep_own(const Base *base, const Outer *l, Weights *weights, bool back) {
     floatX *host = l->kept;
-    for (int b = 0; b < base->plan.buckets; b++) {
+    for (int b = 0; b < base->layout.buckets; b++) {
         int64_t elements;
         floatX *kept = weights_kept(base, weights, b, &elements);
         size_t bytes = (size_t)elements * sizeof(floatX);
@@ -281,7 +279,7 @@ void outer_use(const Base *base, Outer *l, const Optimizer *optimizer, Weights *
         l->in_place = true;
         keep_own(base, l, weights, false);
         outer_finish(base, l, optimizer);
-        for (int b = 0; b < base->plan.buckets; b++) gather_outer(base, l, weights, b);
+        for (int b = 0; b < base->layout.buckets; b++) gather_outer(base, l, weights, b);
         stream_synchronize(base->lanes->last);
     } else {
         keep_own(base, l, weights, true);

@@ -34,11 +34,11 @@ typedef struct OuterBucket {
 } OuterBucket;
 
 typedef struct Outer {
-    OuterLayout plan;
+    OuterLayout layout;
     OuterStep step;  // only its buffers are set
     // device memory
-    float *outer, *momentum;       // (plan.shard_elements); NULL without local steps
-    floatX *rounded;               // (plan.shard_elements) the outer weights in bf16: see outer_finish
+    float *outer, *momentum;       // (layout.shard_elements); NULL without local steps
+    floatX *rounded;               // (layout.shard_elements) the outer weights in bf16: see outer_finish
     float *gradient[OUTER_SLOTS];  // (largest shard) pseudo-gradients; exchanges use the slots in turn
     Segment *segments;
     uint64_t *fault;                // (buckets) first fault found by the checks of a bucket's exchange
@@ -79,7 +79,5 @@ void outer_begin_group(const Base *base, const Outer *outer, const Optimizer *op
 void outer_resume_group(const Base *base, Outer *outer, int64_t step, int64_t applied_at);
 // Replaces the model weights by the outer weights, or restores them. The caller has synchronized.
 void outer_use(const Base *base, Outer *outer, const Optimizer *optimizer, Weights *weights, bool on);
-// Bytes sent to other replica groups in a bucket's exchange; 0 without local steps.
-int64_t outer_bytes(const Base *base, const Outer *outer, int bucket, const GradFormat *format);
 
 LLMC_END

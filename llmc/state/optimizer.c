@@ -68,7 +68,7 @@ static bool sends_differences(const Base *base) {
 
 static int64_t largest_message(const Base *base, int slot) {
     int64_t largest = 0;
-    for (int b = slot; b < base->plan.buckets; b += LANE_SLOTS) {
+    for (int b = slot; b < base->layout.buckets; b += LANE_SLOTS) {
         int64_t bytes = qwd_message(base->state, b, &base->weight_format).bytes;
         if (bytes > largest) largest = bytes;
     }
@@ -105,7 +105,7 @@ static void start_on_host(const Base *base, Optimizer *o) {
     Peers world = {base->mesh->world.mpi, 60.0 * base->config->distributed_timeout_minutes,
                    device_site(base->device)};
     host->threads = parallel_share(world);
-    host->segments = base->plan.segments;
+    host->segments = base->layout.segments;
     host->stream = base->config->no_overlap ? base->lanes->last
                                             : stream_create(base->device, "update on the host");
     o->reduced = event_create(base->device);

@@ -69,16 +69,16 @@ static void list_holders(Check *c) {
 
 static void gather_hashes(Check *c) {
     Zero *zero = c->zero;
-    const BucketLayout *plan = &zero->base.plan;
+    const BucketLayout *layout = &zero->base.layout;
     uint64_t *own = (uint64_t *)xcalloc((size_t)c->buckets, sizeof *own, "replica hashes");
-    size_t bytes = (size_t)plan->buckets * sizeof(uint64_t);
+    size_t bytes = (size_t)layout->buckets * sizeof(uint64_t);
     zero_weights_wait_all(zero);
     weights_invalidate(&zero->base, &zero->weights);
     set_zero(zero->base.compute, zero->hash, bytes);
-    for (int b = 0; b < plan->buckets; b++) {
+    for (int b = 0; b < layout->buckets; b++) {
         int64_t elements;
         const floatX *weights = weights_kept(&zero->base, &zero->weights, b, &elements);
-        kernel_replica_hash(zero->base.compute, zero->hash + b, weights, plan->bucket[b].arena_start,
+        kernel_replica_hash(zero->base.compute, zero->hash + b, weights, layout->bucket[b].arena_start,
                             elements);
     }
     copy_to_host(zero->base.compute, own, zero->hash, bytes);
@@ -113,18 +113,18 @@ static void hash_tensor(Zero *zero, int tensor) {
 
 static void gather_copies(Check *c) {
     Zero *zero = c->zero;
-    const BucketLayout *plan = &zero->base.plan;
+    const BucketLayout *layout = &zero->base.layout;
     if (!c->copy) return;
     Copy *own = (Copy *)xcalloc((size_t)c->tensors, sizeof *own, "replica hashes");
-    uint64_t *hash = (uint64_t *)xcalloc((size_t)plan->tensors, sizeof *hash, "replica hashes");
-    size_t bytes = (size_t)plan->tensors * sizeof *hash;
+    uint64_t *hash = (uint64_t *)xcalloc((size_t)layout->tensors, sizeof *hash, "replica hashes");
+    size_t bytes = (size_t)layout->tensors * sizeof *hash;
     set_zero(zero->base.compute, zero->hash, bytes);
-    for (int i = 0; i < plan->tensors; i++) hash_tensor(zero, i);
+    for (int i = 0; i < layout->tensors; i++) hash_tensor(zero, i);
     copy_to_host(zero->base.compute, hash, zero->hash, bytes);
     stream_synchronize(zero->base.compute);
-    for (int i = 0; i < plan->tensors; i++) {
+    for (int i = 0; i < layout->tensors; i++) {
         const Tensor *t = &zero->base.tensors[i];
-        own[i] = (Copy){t->number + 1, t->offset, plan->tensor_bucket[i], hash[i]};
+        own[i] = (Copy){t->number + 1, t->offset, layout->tensor_bucket[i], hash[i]};
     }
     peers_all_gather(c->world, own, c->copy, c->tensors * COPY_WORDS, MPI_INT64_T);
     add_parts(c);
@@ -276,7 +276,7 @@ static RankList list_copies(const Check *c, const Holders *h, int i) {
 
 // "3 (layers 4 to 5)"; with a pipeline "3 of stage 1", because rank 0 does not know its layers.
 static void describe_bucket(const Check *c, int rank, int b, char *text, size_t bytes) {
-    const Bucket *bucket = &c->zero->base.plan.bucket[b];
+    const Bucket *bucket = &c->zero->base.layout.bucket[b];
     if (c->mesh->pp.size > 1) snprintf(text, bytes, "%d of stage %d", b, stage_of(c, rank));
     else snprintf(text, bytes, "%d (layers %d to %d)", b, bucket->first_unit, bucket->end_unit - 1);
 }
@@ -431,7 +431,7 @@ static bool verify(Check *c, Error *err) {
     any = mark_copies(c) || any;
     if (!any) return true;
     weights_replaced(&c->zero->base, &c->zero->weights);
-    for (int b = 0; b < c->zero->base.plan.buckets; b++) {
+    for (int b = 0; b < c->zero->base.layout.buckets; b++) {
         if (*stale_at(c, c->mesh->world.rank, b)) refresh(c, b);
     }
     gather_hashes(c);
@@ -462,11 +462,12 @@ static bool outer_agree(Zero *zero, Peers world, Error *err) {
 }
 
 bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error *err) {
+    assert(zero && repairs && *repairs >= 0);
     const Mesh *mesh = zero->base.mesh;
     if (mesh->world.size == 1) return true;
     if (mesh->replica_groups.size > 1 && !outer_agree(zero, world, err)) return false;
     Check c = {.zero = zero, .mesh = mesh, .world = world, .log = log, .repairs = repairs};
-    int most[2] = {zero->base.plan.buckets, zero->base.plan.tensors};
+    int most[2] = {zero->base.layout.buckets, zero->base.layout.tensors};
     peers_all_reduce(world, most, 2, MPI_INT, MPI_MAX);
     c.buckets = most[0];
     c.tensors = most[1];

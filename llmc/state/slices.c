@@ -84,7 +84,7 @@ void zero_put(Zero *zero, int range, SliceKind kind, const void *host) {
 }
 
 void zero_put_weights(Zero *zero, int tensor, const void *host) {
-    assert(tensor >= 0 && tensor < zero->base.plan.tensors && host);
+    assert(tensor >= 0 && tensor < zero->base.layout.tensors && host);
     const Base *base = &zero->base;
     weights_replaced(base, &zero->weights);
     for (int i = 0; i < zero->weights.kept.shards; i++) {

@@ -44,13 +44,13 @@ static GradFormat exact_wire(void) {
 }
 
 void stats_reserve(const Base *base, Stats *stats, MemoryPlan *memory_plan) {
-    if (!base->config->log_quantization_error_interval || base->plan.dp == 1) return;
+    if (!base->config->log_quantization_error_interval || base->layout.dp == 1) return;
     GradFormat format = exact_wire();
     TlqWorkspace *w = &stats->workspace;
-    tlq_workspace(w, &base->plan, &format);
+    tlq_workspace(w, &base->layout, &format);
     const char *group = "quantization error";
     memory_plan_reserve(memory_plan, group, "gradients reduced exactly, own shard",
-                        (size_t)base->plan.shard_elements * sizeof(float), (void **)&stats->exact);
+                        (size_t)base->layout.shard_elements * sizeof(float), (void **)&stats->exact);
     tlq_reserve(memory_plan, group, w, base_alignment(base));
 }
 
@@ -106,15 +106,15 @@ static float *fetch_weights(const Base *base, const floatX *values, int64_t n) {
 
 static Histogram *histogram_of(const Base *base, Stats *stats, int tensor, enum StatsKind kind) {
     if (!stats->histograms)
-        stats->histograms = (Histogram *)xcalloc((size_t)base->plan.tensors * STATS_KINDS, sizeof(Histogram),
-                                                 "histograms");
+        stats->histograms = (Histogram *)xcalloc((size_t)base->layout.tensors * STATS_KINDS,
+                                                 sizeof(Histogram), "histograms");
     return &stats->histograms[tensor * STATS_KINDS + (int)kind];
 }
 
 // Returns the logical index of the range's first element, which keys the random numbers.
 static int64_t logical_of(const Base *base, const Range *range, const Bucket *bucket) {
     int64_t at = range->arena_at - bucket->arena_start;
-    const Segment *segment = base->plan.segments + bucket->first_segment;
+    const Segment *segment = base->layout.segments + bucket->first_segment;
     while (at >= segment->start + segment->numel) segment++;
     return segment->logical + at - segment->start;
 }
@@ -126,12 +126,12 @@ static int64_t logical_of(const Base *base, const Range *range, const Bucket *bu
 // reduced in every micro-batch are counted in every micro-batch.
 static void gradient_histograms(const Base *base, Stats *stats, const TlqStep *step, int b,
                                 const float *grads) {
-    const Bucket *bucket = &base->plan.bucket[b];
+    const Bucket *bucket = &base->layout.bucket[b];
     bool rotated = step->grad_format.transform == TRANSFORM_ROTATION;
     Transform transform = rotated ? TRANSFORM_ROTATION : TRANSFORM_HADAMARD;
     int order = transform_order(transform);
     RoundingKey key = tlq_rotation(step);
-    float scale = 1.0f / (float)base->plan.dp, orthonormal = 1.0f / sqrtf((float)order);
+    float scale = 1.0f / (float)base->layout.dp, orthonormal = 1.0f / sqrtf((float)order);
     for (int i = 0; i < base->range_count; i++) {
         const Range *range = &base->ranges[i];
         if (!counts_matrix(base, range, bucket)) continue;
@@ -149,17 +149,17 @@ static void gradient_histograms(const Base *base, Stats *stats, const TlqStep *s
 }
 
 static GradShard exact_shard(const Base *base, const Stats *stats, int b) {
-    const Bucket *bucket = &base->plan.bucket[b];
+    const Bucket *bucket = &base->layout.bucket[b];
     float *matrix = stats->exact + bucket->state_start;
     GradShard own = {matrix, matrix + bucket->matrix_per_rank};
     return own;
 }
 
 void stats_before_reduction(const Base *base, Stats *stats, const TlqStep *step, int b, const float *grads) {
-    assert(b >= 0 && b < base->plan.buckets);
-    const Bucket *bucket = &base->plan.bucket[b];
+    assert(b >= 0 && b < base->layout.buckets);
+    const Bucket *bucket = &base->layout.bucket[b];
     if (histograms_due(base)) gradient_histograms(base, stats, step, b, grads);
-    if (!errors_due(base) || base->plan.dp == 1) return;
+    if (!errors_due(base) || base->layout.dp == 1) return;
     TlqStep exact = *step;
     exact.grad_format = exact_wire();
     exact.error_feedback = false;
@@ -187,9 +187,9 @@ static void compare_shard(const Base *base, Stats *stats, const float *window, c
 }
 
 void stats_after_reduction(const Base *base, Stats *stats, int b, GradShard own) {
-    assert(b >= 0 && b < base->plan.buckets);
-    if (!errors_due(base) || base->plan.dp == 1) return;
-    const Bucket *bucket = &base->plan.bucket[b];
+    assert(b >= 0 && b < base->layout.buckets);
+    if (!errors_due(base) || base->layout.dp == 1) return;
+    const Bucket *bucket = &base->layout.bucket[b];
     int64_t rank = base->mesh->dp.rank;
     GradShard exact = exact_shard(base, stats, b);
     compare_shard(base, stats, own.matrix, exact.matrix, layout_counted(bucket, true, rank));
@@ -198,11 +198,11 @@ void stats_after_reduction(const Base *base, Stats *stats, int b, GradShard own)
 
 void stats_after_update(const Base *base, Stats *stats, const Optimizer *optimizer, const Weights *weights,
                         int b) {
-    assert(b >= 0 && b < base->plan.buckets);
+    assert(b >= 0 && b < base->layout.buckets);
     if (!histograms_due(base)) return;
     for (int i = 0; i < base->range_count; i++) {
         const Range *range = &base->ranges[i];
-        if (!counts_matrix(base, range, &base->plan.bucket[b])) continue;
+        if (!counts_matrix(base, range, &base->layout.bucket[b])) continue;
         int64_t n = range->hi - range->lo;
         float *master = fetch_master(base, optimizer, range);
         histogram_add(histogram_of(base, stats, range->tensor, STATS_WEIGHT), master, n);
@@ -261,7 +261,7 @@ static void report_errors(const Base *base, Stats *stats, const Optimizer *optim
     Text json = json_begin("quantization_error");
     json_integer(&json, "iteration", base->step);
     json_number(&json, "gradient_error", gradient);
-    if (base->plan.dp > 1) json_number(&json, "exact_gradient_norm", norm);
+    if (base->layout.dp > 1) json_number(&json, "exact_gradient_norm", norm);
     json_number(&json, "replica_error", replica);
     log_json(log, &json);
 }
@@ -273,7 +273,7 @@ static void write_histograms(const Base *base, const Stats *stats, FILE *out) {
     fprintf(out, "{\"kind\":\"bins\",\"iteration\":%lld,\"rank\":%d,\"ranks\":%d,\"bins\":%d,\"shift\":%d}\n",
             (long long)base->step, base->mesh->world.rank, base->mesh->world.size, HISTOGRAM_BINS,
             HISTOGRAM_SHIFT);
-    for (int t = 0; stats->histograms && t < base->plan.tensors; t++) {
+    for (int t = 0; stats->histograms && t < base->layout.tensors; t++) {
         for (int k = 0; k < STATS_KINDS; k++) {
             const Histogram *h = &stats->histograms[t * STATS_KINDS + k];
             if (!h->count) continue;

@@ -38,7 +38,7 @@ typedef struct Stats {
     Traffic exact_traffic;                // bytes of the exact reductions, not part of training
     Histogram *histograms;                // (tensors, STATS_KINDS) for the step in progress; NULL: not due
     // device memory, reserved if errors are logged
-    float *exact;  // (plan.shard_elements) this rank's shard, reduced in fp32
+    float *exact;  // (layout.shard_elements) this rank's shard, reduced in fp32
     TlqWorkspace workspace;
 } Stats;
 

@@ -21,10 +21,10 @@ static void reserve_parts(const Base *base, WeightParts *parts, int shards, bool
     enum { ALIGNMENT = 128 };  // elements: 256 bytes, the alignment of device memory
     int64_t at = 0;
     parts->shards = shards;
-    parts->start = (int64_t *)xcalloc((size_t)base->plan.buckets, sizeof(int64_t), "the bucket table");
-    for (int b = 1; b < base->plan.buckets; b++) {
+    parts->start = (int64_t *)xcalloc((size_t)base->layout.buckets, sizeof(int64_t), "the bucket table");
+    for (int b = 1; b < base->layout.buckets; b++) {
         parts->start[b] = at;
-        at += round_up64(part_elements(&base->plan.bucket[b], parts), ALIGNMENT);
+        at += round_up64(part_elements(&base->layout.bucket[b], parts), ALIGNMENT);
     }
     if (used)
         memory_plan_reserve(plan, "weights", purpose, (size_t)at * sizeof(floatX), (void **)&parts->memory);
@@ -32,8 +32,8 @@ static void reserve_parts(const Base *base, WeightParts *parts, int shards, bool
 
 static void reserve_slots(const Base *base, Weights *weights, MemoryPlan *plan) {
     int64_t slot[WEIGHT_SLOTS] = {0, 0};
-    for (int b = 1; b < base->plan.buckets; b++) {
-        int64_t elements = bucket_elements(&base->plan.bucket[b]);
+    for (int b = 1; b < base->layout.buckets; b++) {
+        int64_t elements = bucket_elements(&base->layout.bucket[b]);
         if (elements > slot[b % 2]) slot[b % 2] = elements;
     }
     for (int i = 0; i < WEIGHT_SLOTS; i++) {
@@ -46,15 +46,15 @@ static void reserve_slots(const Base *base, Weights *weights, MemoryPlan *plan) 
 static void reserve_world(const Base *base, Weights *weights, MemoryPlan *plan) {
     int64_t kept = 0, largest = 0;
     WeightFormat plain = gather_format(base, weights);
-    for (int b = 1; b < base->plan.buckets; b++) {
-        int64_t bytes = layout_weight_message(&base->plan.bucket[b], &base->weight_format).bytes;
-        int64_t whole = layout_weight_message(&base->plan.bucket[b], &plain).bytes;
+    for (int b = 1; b < base->layout.buckets; b++) {
+        int64_t bytes = layout_weight_message(&base->layout.bucket[b], &base->weight_format).bytes;
+        int64_t whole = layout_weight_message(&base->layout.bucket[b], &plain).bytes;
         weights->bucket[b].message_start = kept;
         kept += round_up64(bytes, 256);
         if (bytes > largest) largest = bytes;
         if (whole > largest) largest = whole;
     }
-    memory_plan_reserve(plan, "weights", "payloads of a layer, gathered", (size_t)(largest * base->plan.dp),
+    memory_plan_reserve(plan, "weights", "payloads of a layer, gathered", (size_t)(largest * base->layout.dp),
                         (void **)&weights->buffer);
     memory_plan_reserve(plan, "weights", "status of an applied step", sizeof(StepStatus),
                         (void **)&weights->always);
@@ -77,12 +77,12 @@ static const WeightStore *chosen_store(const Base *base) {
 void weights_reserve(const Base *base, Weights *weights, MemoryPlan *memory_plan) {
     const WeightStore *store = chosen_store(base);
     bool world = store == &weights_world;
-    size_t buckets = (size_t)base->plan.buckets;
+    size_t buckets = (size_t)base->layout.buckets;
     weights->layers = store;
     weights->bucket = (WeightBucket *)xcalloc(buckets, sizeof *weights->bucket, "the bucket table");
     weights->row = (CommRow *)xcalloc(2 * (size_t)base->mesh->rail.size, sizeof(CommRow), "the bucket table");
     weights->held[0] = weights->held[1] = -1;
-    int64_t whole = store->gathers ? bucket_elements(&base->plan.bucket[0]) : base->plan.arena_elements;
+    int64_t whole = store->gathers ? bucket_elements(&base->layout.bucket[0]) : base->layout.arena_elements;
     memory_plan_reserve(memory_plan, "weights",
                         store->gathers ? FLOATX_NAME " of the embeddings' bucket" : FLOATX_NAME " replica",
                         (size_t)whole * sizeof(floatX), (void **)&weights->arena);
@@ -94,7 +94,7 @@ void weights_reserve(const Base *base, Weights *weights, MemoryPlan *memory_plan
 
 void weights_start(const Base *base, Weights *weights) {
     StepStatus always = {0};
-    for (int b = 0; b < base->plan.buckets; b++) weights->bucket[b].done = event_create(base->device);
+    for (int b = 0; b < base->layout.buckets; b++) weights->bucket[b].done = event_create(base->device);
     if (!weights->layers->gathers) return;
     weights->stream = base->lanes->apart ? stream_create_urgent(base->device, "layers' weights")
                                          : base->lanes->last;
@@ -105,7 +105,7 @@ void weights_start(const Base *base, Weights *weights) {
 }
 
 void weights_free(const Base *base, Weights *weights) {
-    for (int b = 0; base->device && weights->bucket && b < base->plan.buckets; b++)
+    for (int b = 0; base->device && weights->bucket && b < base->layout.buckets; b++)
         event_destroy(weights->bucket[b].done);
     for (int i = 0; i < WEIGHT_SLOTS && weights->used; i++) event_destroy(weights->gathered[i]);
     if (weights->used) event_destroy(weights->used);
@@ -119,11 +119,11 @@ void weights_free(const Base *base, Weights *weights) {
 // --- the replicated store ------------------------------------------------------------------------
 
 static floatX *full_in_arena(const Base *base, const Weights *weights, int b) {
-    return weights->arena + base->plan.bucket[b].arena_start;
+    return weights->arena + base->layout.bucket[b].arena_start;
 }
 
 static floatX *kept_in_arena(const Base *base, const Weights *weights, int b, int64_t *elements) {
-    *elements = bucket_elements(&base->plan.bucket[b]);
+    *elements = bucket_elements(&base->layout.bucket[b]);
     return full_in_arena(base, weights, b);
 }
 
@@ -151,13 +151,13 @@ const WeightStore weights_replicated = {.full = full_in_arena,
 static floatX *full_in_slot(const Base *base, const Weights *weights, int b) { return weights->slot[b % 2]; }
 
 static floatX *kept_parts(const Base *base, const Weights *weights, int b, int64_t *elements) {
-    *elements = part_elements(&base->plan.bucket[b], &weights->kept);
+    *elements = part_elements(&base->layout.bucket[b], &weights->kept);
     return weights->kept.memory + weights->kept.start[b];
 }
 
 // Shard i of bucket b in a rank's parts.
 static WeightShard part(const Base *base, const WeightParts *parts, int b, int i) {
-    const Bucket *bucket = &base->plan.bucket[b];
+    const Bucket *bucket = &base->layout.bucket[b];
     floatX *memory = parts->memory + parts->start[b];
     WeightShard shard = {memory + i * bucket->matrix_per_rank,
                          memory + parts->shards * bucket->matrix_per_rank + i * bucket->tail_per_rank};
@@ -167,7 +167,7 @@ static WeightShard part(const Base *base, const WeightParts *parts, int b, int i
 // Lists the rows of a gather inside the node, and returns their number. parts: the shards that this
 // rank contributes.
 static int list_rows(const Base *base, Weights *weights, const WeightParts *parts, int b) {
-    const Bucket *bucket = &base->plan.bucket[b];
+    const Bucket *bucket = &base->layout.bucket[b];
     int rows = 0;
     for (int node = 0; node < base->mesh->rail.size; node++) {
         WeightShard own = part(base, parts, b, node);
@@ -237,7 +237,7 @@ static GatherBuffer buffer_for_self(const Base *base, const Weights *weights, in
 // Copies this rank's payload to its slot in the buffer.
 static void write_message(const Base *base, const Weights *weights, int b, const MessageLayout *m,
                           uint8_t *own) {
-    const Bucket *bucket = &base->plan.bucket[b];
+    const Bucket *bucket = &base->layout.bucket[b];
     MessageSections at = message_sections(m, 0);
     WeightShard kept = part(base, &weights->kept, b, 0);
     if (weights->messages_valid) {
@@ -275,7 +275,7 @@ static void gather_world(const Base *base, Weights *weights, int b, bool backwar
     }
     ApplyWeights a = {0};
     a.control = weights->always;
-    a.bucket = base->plan.bucket[b];
+    a.bucket = base->layout.bucket[b];
     a.messages = weights->buffer;
     a.nodes = nodes;
     a.per_node = mesh->node.size;
@@ -319,10 +319,10 @@ WeightShard weights_own(const Base *base, const Weights *weights, int b) {
 }
 
 floatX *weights_tensor(const Base *base, const Weights *weights, int tensor) {
-    assert(tensor >= 0 && tensor < base->plan.tensors);
-    int b = base->plan.tensor_bucket[tensor];
-    return weights_full(base, weights, b) + base->plan.tensor_arena[tensor] -
-           base->plan.bucket[b].arena_start;
+    assert(tensor >= 0 && tensor < base->layout.tensors);
+    int b = base->layout.tensor_bucket[tensor];
+    return weights_full(base, weights, b) + base->layout.tensor_arena[tensor] -
+           base->layout.bucket[b].arena_start;
 }
 
 floatX *weights_of_range(const Base *base, const Weights *weights, const Range *range) {
@@ -334,11 +334,11 @@ floatX *weights_of_range(const Base *base, const Weights *weights, const Range *
 
 floatX *weights_of_tensor(const Base *base, const Weights *weights, int tensor, int i, int64_t *first,
                           int64_t *count) {
-    assert(tensor >= 0 && tensor < base->plan.tensors && i >= 0 && i < weights->kept.shards);
-    int b = base->plan.tensor_bucket[tensor];
-    const Bucket *bucket = &base->plan.bucket[b];
+    assert(tensor >= 0 && tensor < base->layout.tensors && i >= 0 && i < weights->kept.shards);
+    int b = base->layout.tensor_bucket[tensor];
+    const Bucket *bucket = &base->layout.bucket[b];
     int64_t n = tensor_elements(&base->tensors[tensor]);
-    int64_t from = base->plan.tensor_arena[tensor] - bucket->arena_start;
+    int64_t from = base->layout.tensor_arena[tensor] - bucket->arena_start;
     if (!weights_store(weights, b)->gathers) {
         *first = 0;
         *count = n;
@@ -356,8 +356,8 @@ floatX *weights_of_tensor(const Base *base, const Weights *weights, int tensor, 
 }
 
 void weights_keep_tensor(const Base *base, Weights *weights, int tensor) {
-    assert(tensor >= 0 && tensor < base->plan.tensors);
-    if (!weights_store(weights, base->plan.tensor_bucket[tensor])->gathers) return;
+    assert(tensor >= 0 && tensor < base->layout.tensors);
+    if (!weights_store(weights, base->layout.tensor_bucket[tensor])->gathers) return;
     weights_replaced(base, weights);
     for (int i = 0; i < weights->kept.shards; i++) {
         int64_t first, count;
@@ -396,8 +396,9 @@ static void wait_for(const Base *base, Event *event, bool *outstanding) {
 }
 
 void weights_wait(const Base *base, Weights *weights, int unit, int next, bool backward) {
-    assert(unit >= 0 && unit < base->plan.units && next < base->plan.units);
-    int b = base->plan.unit_bucket[unit], slot = b % 2, ahead = next < 0 ? b : base->plan.unit_bucket[next];
+    assert(unit >= 0 && unit < base->layout.units && next < base->layout.units);
+    int b = base->layout.unit_bucket[unit], slot = b % 2,
+        ahead = next < 0 ? b : base->layout.unit_bucket[next];
     bool gathers = weights_store(weights, b)->gathers;
     if (!gathers) {
         wait_for(base, weights->bucket[b].done, &weights->bucket[b].pending);
@@ -412,7 +413,7 @@ void weights_wait(const Base *base, Weights *weights, int unit, int next, bool b
 
 // Updates are applied in bucket order on one stream, so the last event covers the earlier ones.
 void weights_wait_all(const Base *base, Weights *weights) {
-    for (int b = base->plan.buckets - 1; b >= 0; b--) {
+    for (int b = base->layout.buckets - 1; b >= 0; b--) {
         if (!weights->bucket[b].pending) continue;
         wait_for(base, weights->bucket[b].done, &weights->bucket[b].pending);
         for (int earlier = 0; earlier < b; earlier++) weights->bucket[earlier].pending = false;
@@ -437,7 +438,7 @@ void weights_invalidate(const Base *base, Weights *weights) {
         wait_for(base, weights->gathered[i], &weights->coming[i]);
         weights->held[i] = -1;
     }
-    for (int b = 0; b < base->plan.buckets; b++) weights->bucket[b].filled = false;
+    for (int b = 0; b < base->layout.buckets; b++) weights->bucket[b].filled = false;
 }
 
 void weights_replaced(const Base *base, Weights *weights) {

@@ -62,7 +62,7 @@ typedef struct WeightBucket {
 struct Weights {
     WeightBucket *bucket;             // (buckets)
     const WeightStore *layers;        // store of all buckets except bucket 0
-    floatX *arena;                    // (plan.arena_elements), or only bucket 0: replicated buckets
+    floatX *arena;                    // (layout.arena_elements), or only bucket 0: replicated buckets
     uint8_t *gather[LANE_SLOTS];      // buffers of the update's all-gather; buckets use them in turn
     size_t gather_bytes[LANE_SLOTS];  // the first one ends with the payload lengths of lossless weights
     // stores that gather

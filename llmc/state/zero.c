@@ -18,22 +18,22 @@ floatX *zero_weight(const Zero *zero, int tensor) {
 }
 void zero_keep_weights(Zero *zero, int tensor) { weights_keep_tensor(&zero->base, &zero->weights, tensor); }
 void zero_weights_wait(Zero *zero, int unit, int next, bool backward) {
-    assert(unit >= 0 && unit < zero->base.plan.units && next >= -1 && next < zero->base.plan.units);
+    assert(unit >= 0 && unit < zero->base.layout.units && next >= -1 && next < zero->base.layout.units);
     weights_wait(&zero->base, &zero->weights, unit, next, backward);
 }
 void zero_weights_wait_all(Zero *zero) { weights_wait_all(&zero->base, &zero->weights); }
 void zero_grads_begin(Zero *zero, int unit) {
-    assert(unit >= 0 && unit < zero->base.plan.units);
+    assert(unit >= 0 && unit < zero->base.layout.units);
     grads_begin(&zero->base, &zero->grads, unit);
 }
 
 bool zero_grads_accumulate(const Zero *zero, int unit) {
-    assert(unit >= 0 && unit < zero->base.plan.units);
-    return zero->grads.bucket[zero->base.plan.unit_bucket[unit]].store->accumulates;
+    assert(unit >= 0 && unit < zero->base.layout.units);
+    return zero->grads.bucket[zero->base.layout.unit_bucket[unit]].store->accumulates;
 }
 
 int zero_reductions(const Zero *zero, int bucket, int micro_batches) {
-    assert(bucket >= 0 && bucket < zero->base.plan.buckets && micro_batches >= 0);
+    assert(bucket >= 0 && bucket < zero->base.layout.buckets && micro_batches >= 0);
     return zero->grads.bucket[bucket].store->accumulates ? 1 : micro_batches;
 }
 
@@ -52,7 +52,7 @@ void zero_warm_up(Zero *zero, bool on) {
 static TlqStep tlq_step(Zero *zero, int b) {
     const Base *base = &zero->base;
     TlqStep step = {0};
-    step.layout = &base->plan;
+    step.layout = &base->layout;
     step.mesh = base->mesh;
     step.grad_format = *base_grad_format(base, base->step);
     step.workspace = zero->tlq;
@@ -85,7 +85,7 @@ static void reduce_bucket(Zero *zero, int b, bool last) {
     const OptimizerStore *store = zero->optimizer.store;
     TlqStep step = tlq_step(zero, b);
     float *matrix_sums = base->partial_sums + base->partial_start[b];
-    float *tail_sums = matrix_sums + base->plan.bucket[b].matrix_per_rank / HADAMARD_ORDER;
+    float *tail_sums = matrix_sums + base->layout.bucket[b].matrix_per_rank / HADAMARD_ORDER;
     float *full = grads_full(base, grads, b);
     GradShard own = grads_shard(base, grads, b);
     const GradStore *buffers = grads->bucket[b].store;
@@ -107,8 +107,8 @@ static void reduce_bucket(Zero *zero, int b, bool last) {
 
 void zero_reduce_unit(Zero *zero, int unit, bool last) {
     const Base *base = &zero->base;
-    assert(unit >= 0 && unit < base->plan.units);
-    int b = base->plan.unit_bucket[unit];
+    assert(unit >= 0 && unit < base->layout.units);
+    int b = base->layout.unit_bucket[unit];
     if (!grads_complete(base, &zero->grads, unit)) return;
     // The timer's span begins when the bucket is ready or the previous one ends. Spans of one
     // stream do not overlap, so no time is counted twice.
@@ -152,7 +152,7 @@ static void compute_norm_and_status(Zero *zero, double lr_if_applied, double lr_
     Stream *last = base->lanes->last;
     const Group *group = mesh_status_group(base->mesh);
     int rank = group->rank;
-    kernel_step_record(last, zero->records + rank, zero->piece_sums, 2 * base->plan.buckets, zero->loss_sum,
+    kernel_step_record(last, zero->records + rank, zero->piece_sums, 2 * base->layout.buckets, zero->loss_sum,
                        zero->wire_checks.fault);
     comm_all_gather(group, zero->records, sizeof(StepRecord), last);
     StatusInputs j = {0};
@@ -268,7 +268,7 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     const Base *base = &zero->base;
     Weights *weights = &zero->weights;
     Stream *last = base->lanes->last;
-    int buckets = base->plan.buckets;
+    int buckets = base->layout.buckets;
     weights_invalidate(base, weights);
     timer_start(base->timers, TIMER_OPTIMIZER, last);
     compute_status(zero, lr_if_applied, lr_if_skipped);
@@ -329,7 +329,8 @@ void zero_resume_replica_group(Zero *zero, int64_t step, int64_t outer_applied_a
 }
 
 int64_t zero_exchange_bytes(const Zero *zero, int bucket, const GradFormat *format) {
-    return outer_bytes(&zero->base, &zero->outer, bucket, format);
+    assert(bucket >= 0 && bucket < zero->base.layout.buckets);
+    return zero->base.config->local_steps > 1 ? outer_wire_bytes(&zero->outer.layout, bucket, format) : 0;
 }
 
 // --- quantization statistics ---------------------------------------------------------------------

@@ -66,17 +66,17 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 // Reserves the buffers in which weights are coded losslessly. The payload lengths follow the
 // payload in the first gather buffer, which the ranks of a node may map.
 static void reserve_lossless(Zero *zero, MemoryPlan *memory_plan) {
-    const BucketLayout *plan = &zero->base.plan;
+    const BucketLayout *layout = &zero->base.layout;
     QwdLossless *lossless = &zero->lossless;
-    size_t plain = 0, coded = 0, lengths = (size_t)(plan->dp * plan->buckets);
-    if (plan->dp == 1 || !format_is_lossless(&zero->base.weight_format)) return;
-    lossless->coded_start = (int64_t *)xcalloc((size_t)plan->buckets, sizeof(int64_t), "the bucket table");
-    lossless->slot = (int64_t *)xcalloc((size_t)plan->buckets, sizeof(int64_t), "the bucket table");
+    size_t plain = 0, coded = 0, lengths = (size_t)(layout->dp * layout->buckets);
+    if (layout->dp == 1 || !format_is_lossless(&zero->base.weight_format)) return;
+    lossless->coded_start = (int64_t *)xcalloc((size_t)layout->buckets, sizeof(int64_t), "the bucket table");
+    lossless->slot = (int64_t *)xcalloc((size_t)layout->buckets, sizeof(int64_t), "the bucket table");
     lossless->landed = (uint32_t *)xcalloc(lengths, sizeof(uint32_t), "lengths of messages");
-    for (int b = 0; b < plan->buckets; b++) {
+    for (int b = 0; b < layout->buckets; b++) {
         lossless->coded_start[b] = (int64_t)coded;
-        coded += (size_t)round_up64(layout_lossless(&plan->bucket[b]).most, 256);
-        plain = larger(plain, (size_t)qwd_plain_message(plan, b).bytes);
+        coded += (size_t)round_up64(layout_lossless(&layout->bucket[b]).most, 256);
+        plain = larger(plain, (size_t)qwd_plain_message(layout, b).bytes);
     }
     memory_plan_reserve(memory_plan, "communication", "weights, before they are coded", plain,
                         (void **)&lossless->plain);
@@ -87,21 +87,21 @@ static void reserve_lossless(Zero *zero, MemoryPlan *memory_plan) {
 
 static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     TlqWorkspace plain, *w = &zero->tlq;
-    tlq_workspace(w, &zero->base.plan, &zero->base.grad_format);
-    tlq_workspace(&plain, &zero->base.plan, &zero->base.plain_grad_format);
+    tlq_workspace(w, &zero->base.layout, &zero->base.grad_format);
+    tlq_workspace(&plain, &zero->base.layout, &zero->base.plain_grad_format);
     bool late_start = zero->base.config->quantized_gradients &&
                       zero->base.config->gradients_quantization_start_iteration > 0;
     if (late_start) {
         w->send1_bytes = w->recv1_bytes = larger(w->send1_bytes, plain.send1_bytes);
         w->send2_bytes = w->recv2_bytes = larger(w->send2_bytes, plain.send2_bytes);
     }
-    if (zero->base.plan.dp == 1) w->send1_bytes = w->recv1_bytes = w->send2_bytes = w->recv2_bytes = 0;
+    if (zero->base.layout.dp == 1) w->send1_bytes = w->recv1_bytes = w->send2_bytes = w->recv2_bytes = 0;
     const char *group = "communication";
     int64_t alignment = base_alignment(&zero->base);
     tlq_reserve(memory_plan, group, w, alignment);
     // Buckets alternate between two buffers: one is gathered while the next shard is updated.
     size_t *gather = zero->weights.gather_bytes;
-    for (int b = 0; b < zero->base.plan.buckets; b++) {
+    for (int b = 0; b < zero->base.layout.buckets; b++) {
         GatherBuffer buffer = weights_buffer(&zero->base, &zero->weights, b);
         size_t bytes = qwd_buffer_bytes(zero->base.state, b, &zero->base.weight_format,
                                         zero->optimizer.store->on_host, buffer.nodes * buffer.per_node);
@@ -120,31 +120,31 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
 
 static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     Base *base = &zero->base;
-    const BucketLayout *plan = &base->plan;
+    const BucketLayout *layout = &base->layout;
     const char *group = "norm and step status";
     int64_t sums = 0;  // partial sums of the gradient norm: one per 32 elements of this rank's shard
-    for (int b = 0; b < plan->buckets; b++) {
+    for (int b = 0; b < layout->buckets; b++) {
         base->partial_start[b] = sums;
-        sums += plan->bucket[b].matrix_per_rank / HADAMARD_ORDER;
-        sums += ceil_div64(plan->bucket[b].tail_per_rank, HADAMARD_ORDER);
+        sums += layout->bucket[b].matrix_per_rank / HADAMARD_ORDER;
+        sums += ceil_div64(layout->bucket[b].tail_per_rank, HADAMARD_ORDER);
     }
     weights_reserve(base, &zero->weights, memory_plan);
     grads_reserve(base, &zero->grads, zero->optimizer.store->on_host, memory_plan);
     feedback_reserve(base, &zero->feedback, memory_plan);
     zero->optimizer.store->reserve(base, &zero->optimizer, memory_plan);
     outer_reserve(base, &zero->outer, &zero->weights, memory_plan);
-    memory_plan_reserve(memory_plan, group, "segment table", (size_t)plan->segments_total * sizeof(Segment),
+    memory_plan_reserve(memory_plan, group, "segment table", (size_t)layout->segments_total * sizeof(Segment),
                         (void **)&base->segments);
     memory_plan_reserve(memory_plan, group, "partial sums of the norm", (size_t)sums * sizeof(float),
                         (void **)&base->partial_sums);
-    memory_plan_reserve(memory_plan, group, "sums per bucket", 2 * (size_t)plan->buckets * sizeof(float),
+    memory_plan_reserve(memory_plan, group, "sums per bucket", 2 * (size_t)layout->buckets * sizeof(float),
                         (void **)&zero->piece_sums);
     memory_plan_reserve(memory_plan, group, "records of all ranks",
                         (size_t)base->mesh->world.size * sizeof(StepRecord), (void **)&zero->records);
     memory_plan_reserve(memory_plan, group, "step status", sizeof(StepStatus), (void **)&base->control);
     memory_plan_reserve(memory_plan, group, "loss", sizeof(float), (void **)&zero->loss_sum);
     bool copies = base->mesh->tp.size > 1 || base->mesh->pp.size > 1;
-    int hashes = copies && plan->tensors > plan->buckets ? plan->tensors : plan->buckets;
+    int hashes = copies && layout->tensors > layout->buckets ? layout->tensors : layout->buckets;
     memory_plan_reserve(memory_plan, group, "replica hashes", (size_t)hashes * sizeof(uint64_t),
                         (void **)&zero->hash);
     if (zero->wire_checks.sealed) {
@@ -165,10 +165,10 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
 
 // Payload lengths of lossless weights are 32-bit.
 static bool lengths_fit(const Zero *zero, Error *err) {
-    const BucketLayout *plan = &zero->base.plan;
-    bool coded = plan->dp > 1 && format_is_lossless(&zero->base.weight_format);
-    for (int b = 0; coded && b < plan->buckets; b++) {
-        int64_t most = layout_lossless(&plan->bucket[b]).most;
+    const BucketLayout *layout = &zero->base.layout;
+    bool coded = layout->dp > 1 && format_is_lossless(&zero->base.weight_format);
+    for (int b = 0; coded && b < layout->buckets; b++) {
+        int64_t most = layout_lossless(&layout->bucket[b]).most;
         if (most <= UINT32_MAX) continue;
         return error_set(
             err, EXIT_USAGE,
@@ -182,15 +182,15 @@ static bool lengths_fit(const Zero *zero, Error *err) {
 static bool plan_layout(Zero *zero, const Tensor *tensors, int count, Error *err) {
     LayoutOptions options = plan_options(zero);
     LayoutTensor *rows = tensors_for_plan(tensors, count);
-    bool ok = layout_build(&zero->base.plan, rows, count, &options, err);
+    bool ok = layout_build(&zero->base.layout, rows, count, &options, err);
     free(rows);
     if (!ok) return false;
     ok = lengths_fit(zero, err);
-    if (!ok) layout_free(&zero->base.plan);
+    if (!ok) layout_free(&zero->base.layout);
     Base *base = &zero->base;
-    bool sharded = base->config->sharding != SHARD_NOTHING || base->plan.dp == 1;
-    base->state = sharded ? &base->plan : &base->unsharded;
-    if (ok && !sharded) layout_unshard(&base->unsharded, &base->plan);
+    bool sharded = base->config->sharding != SHARD_NOTHING || base->layout.dp == 1;
+    base->state = sharded ? &base->layout : &base->unsharded;
+    if (ok && !sharded) layout_unshard(&base->unsharded, &base->layout);
     return ok;
 }
 
@@ -227,10 +227,11 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
     Zero *zero = plan_base(config, mesh, tensors, count, err);
     if (!zero) return NULL;
     Base *base = &zero->base;
-    zero->wire_checks.sealed = config->verify_wire && (base->plan.dp > 1 || mesh->replica_groups.size > 1);
+    zero->wire_checks.sealed = config->verify_wire && (base->layout.dp > 1 || mesh->replica_groups.size > 1);
     zero->wire_checks.faults = &base->faults;
-    if (zero->wire_checks.sealed) layout_seal(&base->plan);
-    base->partial_start = (int64_t *)xcalloc((size_t)base->plan.buckets, sizeof(int64_t), "the bucket table");
+    if (zero->wire_checks.sealed) layout_seal(&base->layout);
+    base->partial_start = (int64_t *)xcalloc((size_t)base->layout.buckets, sizeof(int64_t),
+                                             "the bucket table");
     reserve_memory(zero, memory_plan);
     stats_reserve(base, &zero->stats, memory_plan);
     base_list_ranges(base);
@@ -271,8 +272,8 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
     grads_start(base, &zero->grads);
     if (zero->optimizer.store->start) zero->optimizer.store->start(base, &zero->optimizer);
     outer_start(base, &zero->outer);
-    copy_to_device(compute, base->segments, base->plan.segments,
-                   (size_t)base->plan.segments_total * sizeof(Segment));
+    copy_to_device(compute, base->segments, base->layout.segments,
+                   (size_t)base->layout.segments_total * sizeof(Segment));
     StepStatus start = {0};
     start.beta1_power = start.beta2_power = 1.0;
     zero_set_counters(zero, &start);
@@ -304,7 +305,8 @@ void zero_free(Zero *zero) {
     outer_free(base, &zero->outer);
     weights_free(base, &zero->weights);
     grads_free(base, &zero->grads);
-    feedback_free(&zero->feedback);
+    free(zero->feedback.start);
+    free(zero->feedback.ranges);
     stats_free(&zero->stats);
     free(zero->lossless.coded_start);
     free(zero->lossless.landed);
@@ -313,12 +315,12 @@ void zero_free(Zero *zero) {
     free(base->partial_start);
     free(base->ranges);
     free(base->unsharded.bucket);
-    layout_free(&base->plan);
+    layout_free(&base->layout);
     free(base->tensors);
     free(zero);
 }
 
-const BucketLayout *zero_layout(const Zero *zero) { return &zero->base.plan; }
+const BucketLayout *zero_layout(const Zero *zero) { return &zero->base.layout; }
 const BucketLayout *zero_state_layout(const Zero *zero) { return zero->base.state; }
 const GradFormat *zero_grad_format(const Zero *zero, bool quantized) {
     return quantized ? &zero->base.grad_format : &zero->base.plain_grad_format;
@@ -327,7 +329,7 @@ const WeightFormat *zero_weight_format(const Zero *zero) { return &zero->base.we
 float *zero_loss_sum(const Zero *zero) { return zero->loss_sum; }
 
 const Tensor *zero_tensors(const Zero *zero, int *count) {
-    if (count) *count = zero->base.plan.tensors;
+    if (count) *count = zero->base.layout.tensors;
     return zero->base.tensors;
 }
 

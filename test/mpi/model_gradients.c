@@ -168,7 +168,7 @@ static const Group *group_of(const Model *m) { return &m->rank->mesh->dp; }
 static bool is_root(const Model *m) { return group_of(m)->rank == 0; }
 
 static size_t arena_bytes(const Model *m) {
-    return (size_t)m->zero->base.plan.arena_elements * sizeof(float);
+    return (size_t)m->zero->base.layout.arena_elements * sizeof(float);
 }
 
 static void download(const Model *m, void *host, const void *device, size_t bytes) {
@@ -236,8 +236,8 @@ static bool build_model(Model *m, Error *err) {
 
 static void build_simulator(Model *m) {
     const Config *c = &m->config;
-    int dp = m->zero->base.plan.dp, kept = is_root(m) ? dp : 0;
-    SimulatorOptions o = {&m->zero->base.plan,
+    int dp = m->zero->base.layout.dp, kept = is_root(m) ? dp : 0;
+    SimulatorOptions o = {&m->zero->base.layout,
                           m->tensors,
                           m->preset->grad,
                           m->preset->weight,
@@ -256,9 +256,10 @@ static void build_simulator(Model *m) {
     m->all = (float **)xcalloc((size_t)dp, sizeof *m->all, "the test");
     m->losses = (float *)xcalloc((size_t)dp, sizeof *m->losses, "the test");
     m->records = (StepRecord *)xcalloc((size_t)m->rank->mesh->world.size, sizeof *m->records, "the test");
-    for (int r = 0; r < kept; r++) m->all[r] = m->every + r * m->zero->base.plan.arena_elements;
+    for (int r = 0; r < kept; r++) m->all[r] = m->every + r * m->zero->base.layout.arena_elements;
     floatX *weights = (floatX *)xmalloc(arena_bytes(m), "the test");
-    download(m, weights, m->zero->weights.arena, (size_t)m->zero->base.plan.arena_elements * sizeof(floatX));
+    download(m, weights, m->zero->weights.arena,
+             (size_t)m->zero->base.layout.arena_elements * sizeof(floatX));
     simulator_create(&m->sim, &o, weights);
     free(weights);
 }
@@ -329,8 +330,8 @@ static void run_micro_batches(Model *m, int count) {
 // A bucket is reduced by the zero_reduce_unit call of its last unit. Requires `more` additional
 // calls; HELD keeps a backward from reducing anything.
 static void hold_back(Model *m, int more) {
-    for (int b = 0; b < m->zero->base.plan.buckets; b++) {
-        const Bucket *bucket = &m->zero->base.plan.bucket[b];
+    for (int b = 0; b < m->zero->base.layout.buckets; b++) {
+        const Bucket *bucket = &m->zero->base.layout.bucket[b];
         m->zero->grads.bucket[b].units_missing = bucket->end_unit - bucket->first_unit + more;
     }
 }
@@ -359,7 +360,7 @@ static void backward(Model *m, uint32_t step, int micro_batches, bool overlapped
 
 // Collects m->local of all ranks on the root.
 static void collect_gradients(Model *m) {
-    int arena = (int)m->zero->base.plan.arena_elements;
+    int arena = (int)m->zero->base.layout.arena_elements;
     MPI_Gather(m->local, arena, MPI_FLOAT, m->every, arena, MPI_FLOAT, 0, group_of(m)->mpi);
 }
 
@@ -377,8 +378,8 @@ static void collect(Model *m) {
 
 // The gradients of 1-D tensors accumulate: clears the result of a backward, as zero_update does.
 static void clear_tails(Model *m) {
-    for (int b = 0; b < m->zero->base.plan.buckets; b++) {
-        const Bucket *bucket = &m->zero->base.plan.bucket[b];
+    for (int b = 0; b < m->zero->base.layout.buckets; b++) {
+        const Bucket *bucket = &m->zero->base.layout.bucket[b];
         set_zero(m->compute, m->zero->grads.whole + bucket->arena_start + bucket->matrix_elements,
                  (size_t)bucket->tail_elements * sizeof(float));
     }
@@ -397,8 +398,8 @@ static void whole_gradients(Model *m, uint32_t step, int first, int count) {
 
 // Copies buckets to m->local: either those whose gradients are accumulated, or the others.
 static void take_buckets(Model *m, bool stay) {
-    for (int b = 0; b < m->zero->base.plan.buckets; b++) {
-        const Bucket *bucket = &m->zero->base.plan.bucket[b];
+    for (int b = 0; b < m->zero->base.layout.buckets; b++) {
+        const Bucket *bucket = &m->zero->base.layout.bucket[b];
         int64_t at = bucket->arena_start, n = bucket->matrix_elements + bucket->tail_elements;
         if (m->zero->grads.bucket[b].store->accumulates != stay) continue;
         memcpy(m->local + at, m->found + at, (size_t)n * sizeof *m->local);
@@ -408,7 +409,7 @@ static void take_buckets(Model *m, bool stay) {
 // Simulates the reductions of a step's micro-batches; results are in sim->reduced. The bucket of
 // the embeddings is reduced once, the others in each micro-batch.
 static void simulate_micro_batches(Model *m, uint32_t step) {
-    const BucketLayout *plan = &m->zero->base.plan;
+    const BucketLayout *plan = &m->zero->base.layout;
     int count = m->preset->micro_batches;
     bool *each = (bool *)xcalloc((size_t)plan->tensors, sizeof *each, "the test");
     for (int t = 0; t < plan->tensors; t++)
@@ -432,7 +433,7 @@ static void simulate_micro_batches(Model *m, uint32_t step) {
 }
 
 static void reduce(Model *m, uint32_t step, bool overlapped) {
-    const BucketLayout *plan = &m->zero->base.plan;
+    const BucketLayout *plan = &m->zero->base.layout;
     if (!overlapped) {
         hold_back(m, 0);
         for (int unit = plan->units - 1; unit >= 0; unit--) zero_reduce_unit(m->zero, unit, true);
@@ -449,7 +450,7 @@ static void simulate(Model *m, uint32_t step) {
     const Mesh *mesh = m->rank->mesh;
     Simulator *sim = &m->sim;
     MPI_Comm group = mesh->dp.mpi;
-    int arena = (int)m->zero->base.plan.arena_elements, record = (int)sizeof(StepRecord);
+    int arena = (int)m->zero->base.layout.arena_elements, record = (int)sizeof(StepRecord);
     SimulatedWorld world = {m->records, mesh->world.size, mesh->dp.size * mesh->tp.size};
     if (is_root(m)) simulator_records(sim, m->losses);
     MPI_Bcast(sim->records, mesh->dp.size * record, MPI_BYTE, 0, group);
@@ -488,7 +489,7 @@ static bool complain(const Model *m, uint32_t step, const char *what, int64_t at
 // Checks that the inputs are gradients of a model: every tensor has a nonzero gradient, ranks
 // differ, and the loss of the untrained model is close to a uniform guess.
 static bool plausible(const Model *m, uint32_t step) {
-    const BucketLayout *plan = &m->zero->base.plan;
+    const BucketLayout *plan = &m->zero->base.layout;
     for (int t = 0; t < plan->tensors; t++) {
         int64_t i = 0;
         while (i < m->tensors[t].numel && m->local[plan->tensor_arena[t] + i] == 0.0f) i++;
@@ -516,7 +517,7 @@ static bool same_bits(const Model *m, uint32_t step, const char *what, const flo
 // This rank's ranges must hold the reduced gradient, the rest of the arena the result of the
 // backward. updated: after AdamW, which clears gradients of 1-D tensors.
 static bool same_gradients(const Model *m, uint32_t step, bool updated) {
-    const BucketLayout *plan = &m->zero->base.plan;
+    const BucketLayout *plan = &m->zero->base.layout;
     int64_t rank = m->rank->mesh->dp.rank;
     float *expected = (float *)xmalloc(arena_bytes(m), "the test");
     memcpy(expected, m->local, arena_bytes(m));
@@ -538,7 +539,7 @@ static bool same_gradients(const Model *m, uint32_t step, bool updated) {
 
 // This rank's ranges must hold the sum over the micro-batches.
 static bool same_ranges(const Model *m, uint32_t step) {
-    const BucketLayout *plan = &m->zero->base.plan;
+    const BucketLayout *plan = &m->zero->base.layout;
     bool ok = true;
     for (int b = 0; ok && b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
@@ -559,9 +560,9 @@ static bool same_shards(const Model *m, uint32_t step, const char *what, const f
                         const float *whole) {
     int64_t rank = m->rank->mesh->dp.rank;
     bool ok = true;
-    download(m, m->found, device, (size_t)m->zero->base.plan.shard_elements * sizeof(float));
-    for (int b = 0; ok && b < m->zero->base.plan.buckets; b++) {
-        const Bucket *bucket = &m->zero->base.plan.bucket[b];
+    download(m, m->found, device, (size_t)m->zero->base.layout.shard_elements * sizeof(float));
+    for (int b = 0; ok && b < m->zero->base.layout.buckets; b++) {
+        const Bucket *bucket = &m->zero->base.layout.bucket[b];
         const float *matrix = m->found + bucket->state_start, *tail = matrix + bucket->matrix_per_rank;
         const float *matrices = whole + bucket->arena_start, *tails = matrices + bucket->matrix_elements;
         int64_t matrix_n = bucket->matrix_per_rank, tail_n = bucket->tail_per_rank;
@@ -593,8 +594,8 @@ static bool same_status(Model *m, uint32_t step) {
 static bool same_replica(const Model *m, uint32_t step) {
     const floatX *weights = (const floatX *)m->found;
     download(m, m->found, m->zero->weights.arena,
-             (size_t)m->zero->base.plan.arena_elements * sizeof *weights);
-    for (int64_t i = 0; i < m->zero->base.plan.arena_elements; i++) {
+             (size_t)m->zero->base.layout.arena_elements * sizeof *weights);
+    for (int64_t i = 0; i < m->zero->base.layout.arena_elements; i++) {
         if (memcmp(weights + i, m->sim.replica + i, sizeof *weights)) {
             return complain(m, step, "different weight", i);
         }
@@ -605,7 +606,7 @@ static bool same_replica(const Model *m, uint32_t step) {
 // Checks that all ranks which hold the tensor have the same weights, by broadcasting the first
 // rank's. Collective over the group of those ranks. tensor: row in this rank's table.
 static bool same_copy(const Model *m, uint32_t step, const Group *group, int tensor) {
-    const floatX *own = (const floatX *)m->found + m->zero->base.plan.tensor_arena[tensor];
+    const floatX *own = (const floatX *)m->found + m->zero->base.layout.tensor_arena[tensor];
     int bytes = (int)(m->tensors[tensor].numel * (int64_t)sizeof *own);
     void *first = xmalloc((size_t)bytes, "the test");
     if (group->rank == 0) memcpy(first, own, (size_t)bytes);
@@ -619,7 +620,8 @@ static bool same_copy(const Model *m, uint32_t step, const Group *group, int ten
 // stage.
 static bool same_copies(const Model *m, uint32_t step) {
     bool ok = true;
-    download(m, m->found, m->zero->weights.arena, (size_t)m->zero->base.plan.arena_elements * sizeof(floatX));
+    download(m, m->found, m->zero->weights.arena,
+             (size_t)m->zero->base.layout.arena_elements * sizeof(floatX));
     for (int t = 0; m->rank->mesh->tp.size > 1 && t < m->gpt.tensors; t++) {
         if (m->gpt.tensor[t].split < 0) ok = same_copy(m, step, &m->rank->mesh->tp, t) && ok;
     }
@@ -628,7 +630,7 @@ static bool same_copies(const Model *m, uint32_t step) {
 }
 
 static WireBytes planned_bytes(const Model *m) {
-    const BucketLayout *plan = &m->zero->base.plan;
+    const BucketLayout *plan = &m->zero->base.layout;
     WireBytes sum = {0};
     for (int b = 0; plan->dp > 1 && b < plan->buckets; b++) {
         WireBytes bytes = layout_bucket_wire_bytes(plan, b, &m->preset->grad, &m->preset->weight);
@@ -682,9 +684,9 @@ static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *befor
 // larger than a layer.
 static bool some_shared(const Model *m, uint32_t step) {
     int shared = 0;
-    for (int b = 0; b < m->zero->base.plan.buckets; b++)
+    for (int b = 0; b < m->zero->base.layout.buckets; b++)
         shared += !m->zero->grads.bucket[b].store->accumulates;
-    const BucketLayout *plan = &m->zero->base.plan;
+    const BucketLayout *plan = &m->zero->base.layout;
     bool too_small = plan->dp >= 16 && plan->options.alignment >= 256;
     return shared > 0 || plan->dp == 1 || too_small || complain(m, step, "no layer is sharded", 0);
 }

@@ -207,7 +207,7 @@ static float *state_of(const Zero *zero, SliceKind kind) {
 
 static void fill(const Layout *l, bool rounded) {
     Zero *zero = l->zero;
-    for (int i = 0; i < zero->base.plan.tensors; i++) {
+    for (int i = 0; i < zero->base.layout.tensors; i++) {
         const Tensor *t = &zero->base.tensors[i];
         for (int64_t e = 0; e < tensor_elements(t); e++) zero_weight(zero, i)[e] = weight_of(t, rounded, e);
         zero_keep_weights(zero, i);
@@ -224,13 +224,13 @@ static void fill(const Layout *l, bool rounded) {
 
 static void clear(const Layout *l) {
     Zero *zero = l->zero;
-    for (int b = 0; b < zero->base.plan.buckets; b++) {
+    for (int b = 0; b < zero->base.layout.buckets; b++) {
         int64_t elements;
         floatX *weights = weights_kept(&zero->base, &zero->weights, b, &elements);
         memset(weights, 0, (size_t)elements * sizeof(floatX));
     }
     for (int kind = SLICE_MASTER; kind <= SLICE_EXP_AVG_SQ; kind++)
-        memset(state_of(zero, (SliceKind)kind), 0, (size_t)zero->base.plan.shard_elements * sizeof(float));
+        memset(state_of(zero, (SliceKind)kind), 0, (size_t)zero->base.layout.shard_elements * sizeof(float));
 }
 
 // Compares the weights of a tensor as seen by forward or backward, after a gather if they are
@@ -252,8 +252,8 @@ static bool same_weights(Zero *zero, int tensor, bool rounded, bool backward) {
 static bool holds(const Layout *l, bool rounded) {
     Zero *zero = l->zero;
     bool seen = true;
-    for (int i = 0; i < zero->base.plan.tensors; i++) seen = same_weights(zero, i, rounded, false) && seen;
-    for (int i = zero->base.plan.tensors - 1; i >= 0; i--)
+    for (int i = 0; i < zero->base.layout.tensors; i++) seen = same_weights(zero, i, rounded, false) && seen;
+    for (int i = zero->base.layout.tensors - 1; i >= 0; i--)
         seen = same_weights(zero, i, rounded, true) && seen;
     if (!seen) return false;
     for (int i = 0; i < zero->base.range_count; i++) {
@@ -297,9 +297,9 @@ static StepStatus step(const Layout *l, float gradient, float loss) {
     Zero *zero = l->zero;
     zero_step_begins(zero, STEP);
     if (l->gpt.stage.heads) *zero->loss_sum = loss;
-    for (int unit = zero->base.plan.units - 1; unit >= 0; unit--) {
+    for (int unit = zero->base.layout.units - 1; unit >= 0; unit--) {
         zero_grads_begin(zero, unit);
-        for (int i = 0; i < zero->base.plan.tensors; i++) {
+        for (int i = 0; i < zero->base.layout.tensors; i++) {
             const Tensor *t = &zero->base.tensors[i];
             int64_t n = t->unit == unit ? tensor_elements(t) : 0;
             for (int64_t e = 0; e < n; e++) zero_grad(zero, i)[e] = gradient;
@@ -349,7 +349,7 @@ static void flip(const Layout *l, int row, int on) {
     Zero *zero = l->zero;
     Mesh there = mesh_of_rank(&l->mesh, on);
     if (row < 0 || there.tp.rank != l->mesh.tp.rank || there.pp.rank != l->mesh.pp.rank) return;
-    bool resident = !weights_store(&zero->weights, zero->base.plan.tensor_bucket[row])->gathers;
+    bool resident = !weights_store(&zero->weights, zero->base.layout.tensor_bucket[row])->gathers;
     bool same_node = (zero->weights.layers == &weights_world) || there.rail.rank == l->mesh.rail.rank;
     if (resident ? rank != on : !same_node) return;
     for (int i = 0; i < zero->weights.kept.shards; i++) {
@@ -364,7 +364,7 @@ static int holders_of(const Layout *l, const char *name) {
     const Zero *zero = l->zero;
     int row = row_of(l, name), holders = 0;
     if (row >= 0) holders = (zero->weights.layers == &weights_world) ? 1 : l->mesh.rail.size;
-    if (row >= 0 && !weights_store(&zero->weights, zero->base.plan.tensor_bucket[row])->gathers)
+    if (row >= 0 && !weights_store(&zero->weights, zero->base.layout.tensor_bucket[row])->gathers)
         holders = l->mesh.dp.size;
     peers_all_reduce(world, &holders, 1, MPI_INT, MPI_MAX);
     return holders;

@@ -224,7 +224,7 @@ static void build_zero(Trial *t) {
     if (!t->zero || !memory_plan_allocate(&t->memory_plan, t->device, 1, &err))
         fatal(NULL, err.code, "%s", err.what);
     zero_start(t->zero, t->device, t->compute, &t->lanes, t->timers);
-    t->layout = t->zero->base.plan;
+    t->layout = t->zero->base.layout;
     t->tensors = tensors_for_plan(tensor, TENSORS);
 }
 
@@ -488,7 +488,7 @@ static bool same_bytes(Trial *t, int64_t step, uint64_t before) {
     uint64_t planned = 0;
     for (int b = 0; b < t->layout.buckets; b++) {
         if (step % H != t->outer.turn[b] && !ends(t, step)) continue;
-        planned += (uint64_t)outer_wire_bytes(&t->zero->outer.plan, b, &t->zero->base.grad_format);
+        planned += (uint64_t)outer_wire_bytes(&t->zero->outer.layout, b, &t->zero->base.grad_format);
     }
     return zero_traffic(t->zero).rail - before == planned ||
            complain(t, step, "bytes between replica groups", 0);

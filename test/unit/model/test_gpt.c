@@ -350,7 +350,7 @@ static void test_full_recompute_is_bit_exact(void **state) {
 static void check_accumulation(int family) {
     Bench b;
     open_small(&b, family, false);
-    size_t bytes = (size_t)b.zero->base.plan.arena_elements * sizeof(float);
+    size_t bytes = (size_t)b.zero->base.layout.arena_elements * sizeof(float);
     float *once = malloc(bytes);
     for (int t = 0; t < b.gpt.tensors; t++) {
         for (int64_t i = 0; b.gpt.tensor[t].dims > 1 && i < bench_numel(&b, t); i++)
@@ -361,7 +361,7 @@ static void check_accumulation(int family) {
     memcpy(once, b.zero->grads.whole, bytes);
     bench_pass(&b, 1.0f / 24, true, false, true);
     for (int t = 0; t < b.gpt.tensors; t++) {
-        const float *twice = zero_grad(b.zero, t), *first = once + b.zero->base.plan.tensor_arena[t];
+        const float *twice = zero_grad(b.zero, t), *first = once + b.zero->base.layout.tensor_arena[t];
         double worst = 0, scale = 0;
         for (int64_t i = 0; i < bench_numel(&b, t); i++) {
             double difference = fabs(twice[i] - 2.0 * first[i]);
@@ -435,7 +435,7 @@ static void test_parameter_table(void **state) {
     Bench b;
     open_small(&b, GPT2, false);
     int64_t h = 24, L = 2, V = 31, P = 13;
-    assert_int_equal(b.zero->base.plan.parameters, V * h + P * h + L * (12 * h * h + 13 * h) + 2 * h);
+    assert_int_equal(b.zero->base.layout.parameters, V * h + P * h + L * (12 * h * h + 13 * h) + 2 * h);
     assert_string_equal(b.gpt.tensor[gpt_layer_tensor(&b.gpt, 1, FC2_W)].name,
                         "encoder.layers.1.mlp.dense_4h_to_h.weight");
     double sum = 0, squares = 0;
@@ -453,7 +453,7 @@ static void test_llama_parameter_table(void **state) {
     Bench b;
     open_small(&b, LLAMA, false);
     int64_t h = 24, L = 2, V = 31, F = 64;
-    assert_int_equal(b.zero->base.plan.parameters, 2 * V * h + L * (4 * h * h + 3 * h * F + 2 * h) + h);
+    assert_int_equal(b.zero->base.layout.parameters, 2 * V * h + L * (4 * h * h + 3 * h * F + 2 * h) + h);
     assert_int_equal(gpt_layer_tensor(&b.gpt, 1, QKV_B), -1);
     assert_int_equal(gpt_layer_tensor(&b.gpt, 1, LN2_B), -1);
     static const char *const names[] = {"embedding.word_embeddings.weight",

@@ -165,7 +165,7 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
     tensors_number(r->tensors, TENSORS, 1);
     r->zero = zero_plan(&r->config, &r->mesh, r->tensors, TENSORS, &r->memory_plan, &err);
     if (!r->zero) fail_msg("%s", err.what);
-    assert_int_equal(r->zero->base.plan.buckets, UNITS);
+    assert_int_equal(r->zero->base.layout.buckets, UNITS);
     r->compute = stream_create(&r->device, "compute");
     lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !(shape.how & NO_OVERLAP));
     r->timers = timers_create(&r->device, 0);
@@ -284,7 +284,7 @@ static void run_steps_of(Recording *r, int micro_batches) {
             assert_true(zero_sound(zero, alone, &err));
             zero_zeros(zero, alone);
             zero_weights_wait_all(zero);
-            for (int b = 0; b < zero->base.plan.buckets; b++) {
+            for (int b = 0; b < zero->base.layout.buckets; b++) {
                 int64_t elements;
                 const floatX *weights = weights_kept(&zero->base, &zero->weights, b, &elements);
                 kernel_replica_hash(zero->base.compute, zero->hash + b, weights, 0, elements);
@@ -298,7 +298,7 @@ static void run_steps_of(Recording *r, int micro_batches) {
     use(&r->device, WRITE, zero->slices.staging, staged);
     zero_synchronize(zero);
     begin(&r->device, HOST, "the memory is freed");
-    for (int b = 0; b < zero->base.plan.buckets; b++) {
+    for (int b = 0; b < zero->base.layout.buckets; b++) {
         int64_t elements;
         const floatX *weights = weights_kept(&zero->base, &zero->weights, b, &elements);
         use(&r->device, WRITE, weights, elements * X);
@@ -413,7 +413,7 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
         }
     }
     if (r->lanes.apart && r->lanes.joint->id == id) snprintf(name, bytes, "joint");
-    for (int b = 0; b < r->zero->base.plan.buckets; b++) {
+    for (int b = 0; b < r->zero->base.layout.buckets; b++) {
         if (r->zero->grads.bucket[b].ready->id == id) snprintf(name, bytes, "ready");
         if (r->zero->weights.bucket[b].done->id == id) snprintf(name, bytes, "done");
     }
@@ -427,7 +427,7 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
         if (r->zero->grads.slot_read[slot]->id == id) snprintf(name, bytes, "slot read");
     }
     const Outer *local = &r->zero->outer;
-    for (int b = 0; local->stream && b < r->zero->base.plan.buckets; b++) {
+    for (int b = 0; local->stream && b < r->zero->base.layout.buckets; b++) {
         if (local->bucket[b].exchanged->id == id)
             snprintf(name, bytes, "%s", b ? "exchanged" : "first exchanged");
         if (local->taken->id == id) snprintf(name, bytes, "taken");
