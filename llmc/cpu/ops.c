@@ -1,7 +1,7 @@
 // CPU ops, part 1: embedding, dropout, LayerNorm, linear layers, GELU, SwiGLU, RoPE, sums over
 // ranks: see ops.h. The reference for the GPU and the ops of CPU ranks: loops over rows that the
 // compiler vectorizes, and fp32 GEMMs by OpenBLAS.
-#include "llmc/cpu/internal.h"
+#include "llmc/cpu/ops_internal.h"
 #include "llmc/ranks/parallel.h"
 
 enum { ROW_CHUNK = 512 };  // elements per chunk of row loops: fits the stack and the L1 cache

@@ -2,7 +2,7 @@
 // rows. A block multiplies only keys visible to any of its rows, so of the causal upper half only
 // the corners of diagonal blocks are computed. Forward saves each row's log-sum-exp, from which
 // backward recomputes the probabilities.
-#include "llmc/cpu/internal.h"
+#include "llmc/cpu/ops_internal.h"
 
 enum { QUERY_ROWS = 64 };
 

@@ -1,5 +1,5 @@
 // CPU ops, part 3: the LM head, in chunks of rows from logits to loss to gradients: see ops.h.
-#include "llmc/cpu/internal.h"
+#include "llmc/cpu/ops_internal.h"
 
 // Logits per chunk: 4 MiB of fp32, about the size of the caches; but enough rows for efficient
 // GEMMs.

@@ -1,5 +1,5 @@
 // Initial weights on CPUs, drawn by the threads available to the rank: see ops.h.
-#include "llmc/cpu/internal.h"
+#include "llmc/cpu/ops_internal.h"
 #include "llmc/base/normal.h"
 #include "llmc/ranks/parallel.h"
 

@@ -3,7 +3,7 @@
 // llmc/state.
 #pragma once
 #include "llmc/base/memory_plan.h"
-#include "llmc/state/base.h"
+#include "llmc/state/state_base.h"
 #include "sdp4bit/tlq_hs.h"
 LLMC_BEGIN
 

@@ -19,7 +19,7 @@
 // or outer weights.
 #pragma once
 #include "llmc/base/memory_plan.h"
-#include "llmc/state/base.h"
+#include "llmc/state/state_base.h"
 #include "llmc/state/optimizer.h"
 #include "llmc/state/weights.h"
 #include "sdp4bit/outer.h"

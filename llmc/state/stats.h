@@ -12,7 +12,7 @@
 #include "llmc/base/histogram.h"
 #include "llmc/base/memory_plan.h"
 #include "llmc/log/log.h"
-#include "llmc/state/base.h"
+#include "llmc/state/state_base.h"
 #include "llmc/state/optimizer.h"
 #include "llmc/state/weights.h"
 #include "sdp4bit/tlq_hs.h"

@@ -15,7 +15,7 @@
 // Called by the files of llmc/state.
 #pragma once
 #include "llmc/base/memory_plan.h"
-#include "llmc/state/base.h"
+#include "llmc/state/state_base.h"
 #include "sdp4bit/qwd.h"
 LLMC_BEGIN
 

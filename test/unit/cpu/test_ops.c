@@ -4,7 +4,7 @@
 // test_ops_gradients.c.
 #include "test/unit/ops_common.h"
 
-#include "llmc/cpu/internal.h"
+#include "llmc/cpu/ops_internal.h"
 #include "test/golden/golden.h"
 
 // --- functions -----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 // double-precision references. Runs in both precisions of llmc/base/dtype.h.
 #include "test/unit/ops_common.h"
 
-#include "llmc/cpu/internal.h"
+#include "llmc/cpu/ops_internal.h"
 
 // --- head ----------------------------------------------------------------------------------------
 

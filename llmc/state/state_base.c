@@ -1,5 +1,5 @@
-// Geometry of the training state: see base.h.
-#include "llmc/state/base.h"
+// Geometry of the training state: see state_base.h.
+#include "llmc/state/state_base.h"
 
 #include <assert.h>
 #include <stdlib.h>
