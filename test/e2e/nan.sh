@@ -125,7 +125,7 @@ refused() { # RANKS NAME ITERATION FLAGS...: the last save is from the iteration
     LIMIT=30 train "$ranks" --gpus-per-node $(((ranks + 1) / 2)) --save "$work/$name" --save-interval 1 \
         --eval-iters 0 "$@"
     error_names 4 "the update on rank" $? || return 1
-    grep -q 'not finite, or beyond 8.5e37.*lower --lr' "$work/err" || { say "no advice"; return 1; }
+    grep -q 'not finite or exceed 8.5e37.*lower --lr' "$work/err" || { say "no advice"; return 1; }
     [ "$(grep -c 'error: ' "$work/err")" -eq 1 ] || { say "not one line"; return 1; }
     saved=$(cat "$work/$name/latest_checkpointed_iteration.txt" 2>/dev/null || echo 0)
     [ "$saved" = $((iteration - 1)) ] ||

@@ -33,9 +33,9 @@ static void write_sound_part(const char *name, const char *config_text) {
     hf_map_make(&map, config.family, &model, config.words);
     PROMISE(map.count <= MOST_TENSORS);
     for (int i = 0; i < map.count; i++) {
-        int64_t columns = map.theirs[i].columns;
-        int64_t elements = map.theirs[i].rows * (columns ? columns : 1);
-        list[i] = (SafeTensor){map.theirs[i].name, "F32", elements, columns};
+        int64_t columns = map.tensors[i].columns;
+        int64_t elements = map.tensors[i].rows * (columns ? columns : 1);
+        list[i] = (SafeTensor){map.tensors[i].name, "F32", elements, columns};
     }
     SafeWriter *writer = safe_writer_open(path, list, map.count, "{}", NULL);
     for (int i = 0; i < map.count; i++)
