@@ -1,14 +1,16 @@
 // Copies among the GPUs of one node: see peer_memory.h.
 //
-// Each rank reads its messages from the other ranks' memory. A barrier before makes sure that they
-// are written, a barrier after that they may be overwritten. At a barrier a rank writes its number
-// into its flag in every other rank's memory, and waits for the others' flags in its own. These are
-// stream operations (cuStreamBatchMemOp), which occupy neither the host nor a multiprocessor. A
-// fast rank's flag may already have the next number, so ranks wait for "at least"; numbers wrap
-// around.
+// Each rank reads its messages from the other ranks' memory. The barrier before the reads waits
+// until all messages are written; the barrier after them allows the owners to overwrite the
+// messages.
 //
-// Waiting for a dead rank never ends, as in NCCL's kernels; the watchdog (heartbeat.h) ends the
-// job.
+// Barriers are numbered. At a barrier, each rank writes the barrier's number into its flag in every
+// other rank's memory and waits until the others' flags in its own memory reach this number. A fast
+// rank's flag may already hold the next number, so the wait compares with >=, modulo 2^32. Both
+// steps are stream operations (cuStreamBatchMemOp), which block neither the host nor an SM.
+//
+// Like an NCCL kernel, a barrier waits forever for a dead rank; the watchdog (heartbeat.h) ends
+// such a job.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -19,47 +21,47 @@
 #include "llmc/ranks/peers.h"
 
 enum { MAX_PEERS = 16 };
-// For the first flags: a write may still be pending when its stream has ended.
+// Time limit for the first flags, which may arrive after the end of the stream that wrote them.
 #define PATIENCE_SECONDS 2.0
 
-// Functions of libcuda.so, which the runtime has loaded. A program linked to them would not start
-// without a driver.
+// Driver functions, looked up in libcuda.so at run time: a program linked against libcuda.so would
+// not start on a machine without a driver.
 typedef CUresult (*BatchMemOp)(CUstream, unsigned, CUstreamBatchMemOpParams *, unsigned);
 typedef CUresult (*AddressRange)(CUdeviceptr *, size_t *, CUdeviceptr);
 
-// A shared memory range on all ranks.
+// A memory range that every rank of the node shares with the others.
 typedef struct Region {
-    uint8_t *of[MAX_PEERS];   // address of each rank's range
-    void *mapped[MAX_PEERS];  // the mapping it belongs to, NULL for this rank's range
+    uint8_t *of[MAX_PEERS];   // address of rank r's range in this process
+    void *mapped[MAX_PEERS];  // IPC mapping that contains it, NULL for this rank's own range
     size_t bytes;
 } Region;
 
 struct PeerMemory {
     Device *device;
     const Site *site;
-    Peers node;  // without a site: callers here report to the heartbeat that this rank waits
+    Peers node;  // has no site: the functions below tell the heartbeat themselves when they wait
     int rank, size;
     BatchMemOp batch;
     AddressRange address_range;
-    Region flags;  // (size) uint32_t: flag i belongs to rank i; bytes 0: nothing is shared
+    Region flags;  // (size) uint32_t, flag i is written by rank i; bytes is 0 if nothing is shared
     Region region[COMM_PIECES];
     int regions;
-    uint32_t barrier;  // number of the last one
+    uint32_t barrier;  // number of the last barrier
 };
 
 static bool cuda_ok(cudaError_t status, const char *what, Error *err) {
     if (status == cudaSuccess) return true;
-    cudaGetLastError();  // or the next launch reports it
+    cudaGetLastError();  // clears the error, which the next kernel launch would report otherwise
     return error_set(err, EXIT_ENVIRONMENT, "%s failed: %s", what, cudaGetErrorString(status));
 }
 
 // --- mapping memory ------------------------------------------------------------------------------
 
-// Description of a rank's range for the others.
+// Describes a rank's range to the other ranks.
 typedef struct Offer {
-    cudaIpcMemHandle_t handle;
-    uint64_t offset, bytes;  // position of the range in the allocation of the handle
-    uint64_t mark;           // written at its start, to be verified through the mapping
+    cudaIpcMemHandle_t handle;  // of the allocation that contains the range
+    uint64_t offset, bytes;     // position of the range in that allocation
+    uint64_t mark;              // written at the start of the range to verify the peers' mappings
 } Offer;
 
 static bool make_offer(const PeerMemory *n, void *memory, size_t bytes, Offer *offer, Error *err) {
@@ -67,10 +69,11 @@ static bool make_offer(const PeerMemory *n, void *memory, size_t bytes, Offer *o
     size_t whole = 0;
     memset(offer, 0, sizeof *offer);
     if (bytes < sizeof offer->mark) {
-        return error_set(err, EXIT_ENVIRONMENT, "%zu bytes are too few to share", bytes);
+        return error_set(err, EXIT_ENVIRONMENT, "a shared memory range has %zu bytes; it needs at least %zu",
+                         bytes, sizeof offer->mark);
     }
     if (n->address_range(&base, &whole, (CUdeviceptr)memory) != CUDA_SUCCESS) {
-        return error_set(err, EXIT_ENVIRONMENT, "the driver does not know the memory to share");
+        return error_set(err, EXIT_ENVIRONMENT, "cannot share %p: cudaMalloc did not allocate it", memory);
     }
     offer->offset = (uint64_t)((CUdeviceptr)memory - base);
     offer->bytes = bytes;
@@ -91,8 +94,8 @@ static void close_region(Region *region) {
 static bool reach(Region *region, const Offer *offer, int r, Error *err) {
     uint64_t mark = 0;
     if (offer->bytes != region->bytes) {
-        return error_set(err, EXIT_ENVIRONMENT, "ranks of a node share %zu and %zu bytes", region->bytes,
-                         (size_t)offer->bytes);
+        return error_set(err, EXIT_ENVIRONMENT, "rank %d of the node shares %zu bytes, this rank shares %zu",
+                         r, (size_t)offer->bytes, region->bytes);
     }
     cudaError_t done = cudaIpcOpenMemHandle(&region->mapped[r], offer->handle,
                                             cudaIpcMemLazyEnablePeerAccess);
@@ -101,10 +104,10 @@ static bool reach(Region *region, const Offer *offer, int r, Error *err) {
     done = cudaMemcpy(&mark, region->of[r], sizeof mark, cudaMemcpyDeviceToHost);
     if (!cuda_ok(done, "reading another GPU's memory", err)) return false;
     return mark == offer->mark ||
-           error_set(err, EXIT_ENVIRONMENT, "another rank's shared memory does not contain what it wrote");
+           error_set(err, EXIT_ENVIRONMENT, "reading the memory of rank %d of the node gives wrong data", r);
 }
 
-// Collective. On failure nothing stays mapped.
+// Maps the range at `memory` of each rank in all other ranks. Collective. Maps nothing on failure.
 static bool open_region(const PeerMemory *n, Region *region, void *memory, size_t bytes, Error *err) {
     Offer own, offer[MAX_PEERS];
     memset(region, 0, sizeof *region);
@@ -116,19 +119,20 @@ static bool open_region(const PeerMemory *n, Region *region, void *memory, size_
     for (int r = 0; ok && r < n->size; r++) {
         if (r != n->rank) ok = reach(region, &offer[r], r, err);
     }
-    ok = peers_agree(n->node, ok, err, NULL);  // all marks have been read
+    ok = peers_agree(n->node, ok, err, NULL);  // also waits until all ranks have read the marks
     if (!ok) close_region(region);
     size_t marked = bytes < sizeof own.mark ? bytes : sizeof own.mark;
     cuda_check(n->site, cudaMemset(memory, 0, marked), "clearing shared memory");
     cuda_check(n->site, cudaDeviceSynchronize(), "clearing shared memory");
-    peers_barrier(n->node);  // before anyone writes there
+    peers_barrier(n->node);  // no rank writes into the memory before all have cleared theirs
     return ok;
 }
 
 // --- barriers ------------------------------------------------------------------------------------
 
-// The halves of a barrier: write this rank's flag in the others' memory; wait for theirs in its
-// own. Fill op, which must be cleared, and return the number of operations.
+// The two halves of a barrier: set_flags writes this rank's flag in the other ranks' memory, and
+// await_flags waits for their flags in its own. Both fill op, which must be zeroed, and return the
+// number of operations.
 static unsigned set_flags(const PeerMemory *n, CUstreamBatchMemOpParams *op) {
     unsigned count = 0;
     for (int i = 1; i < n->size; i++, count++) {
@@ -168,7 +172,8 @@ static bool batch_ok(const PeerMemory *n, Stream *stream, unsigned count, CUstre
            error_set(err, EXIT_ENVIRONMENT, "cuStreamBatchMemOp failed: driver error %d", (int)status);
 }
 
-// Polls the others' flags from the host. Returns true once all have arrived.
+// Polls the other ranks' flags from the host. Returns true once all have arrived, false after
+// PATIENCE_SECONDS.
 static bool all_flags_set(const PeerMemory *n, Error *err) {
     uint32_t flag[MAX_PEERS] = {0};
     int here = 0;
@@ -184,8 +189,8 @@ static bool all_flags_set(const PeerMemory *n, Error *err) {
     return true;
 }
 
-// Tests whether the driver supports this, in steps that cannot hang: no rank waits for a flag
-// before all have arrived. Collective.
+// Tests whether barriers work on these GPUs without the risk of a hang: no stream waits for a flag
+// before the host has seen all of them. Collective.
 static bool try_barrier(PeerMemory *n, Error *err) {
     CUstreamBatchMemOpParams op[MAX_PEERS];
     Stream *stream = stream_create(n->device, "first barrier");
@@ -210,7 +215,7 @@ static bool on_one_host(const PeerMemory *n) {
     return size == n->size;
 }
 
-// Checks what does not depend on the memory. Collective.
+// Checks the requirements that do not depend on the memory to share. Collective.
 static bool can_share(PeerMemory *n, int pieces, Error *err) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     n->batch = driver ? (BatchMemOp)dlsym(driver, "cuStreamBatchMemOp_v2") : NULL;
@@ -221,9 +226,10 @@ static bool can_share(PeerMemory *n, int pieces, Error *err) {
     } else if (n->size > MAX_PEERS) {
         ok = error_set(err, EXIT_ENVIRONMENT, "a node has %d ranks; %d can share memory", n->size, MAX_PEERS);
     } else if (!n->batch || !n->address_range) {
-        ok = error_set(err, EXIT_ENVIRONMENT, "the driver has no cuStreamBatchMemOp");
+        ok = error_set(err, EXIT_ENVIRONMENT, "the CUDA driver has no cuStreamBatchMemOp; update the driver");
     } else if (pieces > COMM_PIECES || peer_memory_sharing(n)) {
-        ok = error_set(err, EXIT_ENVIRONMENT, "%d ranges of memory cannot be shared", pieces);
+        ok = error_set(err, EXIT_ENVIRONMENT, "%d memory ranges cannot be shared; the limit is %d", pieces,
+                       COMM_PIECES);
     }
     return peers_agree(n->node, ok, err, NULL);
 }
@@ -242,13 +248,13 @@ static void unmap_all(PeerMemory *n) {
     for (int i = 0; i < n->regions; i++) close_region(&n->region[i]);
     close_region(&n->flags);
     n->regions = 0;
-    peers_barrier(n->node);  // the owner may free it once no rank maps it
+    peers_barrier(n->node);  // an owner may free its memory only after all ranks have unmapped it
 }
 
 bool peer_memory_share(PeerMemory *n, void *flags, const CommPiece *piece, int pieces, Error *err) {
     heartbeat_waiting(n->site, true);
-    // Pending work might use the memory.
-    cuda_check(n->site, cudaDeviceSynchronize(), "ending the GPU's work");
+    // Pending kernels might use the memory, whose first bytes are overwritten below.
+    cuda_check(n->site, cudaDeviceSynchronize(), "synchronizing before sharing memory");
     bool ok = can_share(n, pieces, err);
     if (ok) {
         cuda_check(n->site, cudaMemset(flags, 0, COMM_FLAG_BYTES), "clearing flags");
@@ -260,7 +266,7 @@ bool peer_memory_share(PeerMemory *n, void *flags, const CommPiece *piece, int p
             n->regions += ok;
         }
         ok = ok && try_barrier(n, err);
-        heartbeat_waiting(n->site, true);  // try_barrier's stream has reset it
+        heartbeat_waiting(n->site, true);  // again: try_barrier's stream functions reset it
         if (!ok) unmap_all(n);
     }
     heartbeat_waiting(n->site, false);
@@ -298,28 +304,28 @@ bool peer_memory_hold(const PeerMemory *n, const void *memory, size_t bytes) {
 static void barrier_or_end(PeerMemory *n, Stream *stream) {
     CUresult status = barrier(n, stream_handle(stream));
     if (status == CUDA_SUCCESS) return;
-    heartbeat_claim_exit_in_turn(n->site);  // a broken link to one GPU fails the barriers of all
+    heartbeat_claim_exit_in_turn(n->site);  // a broken link fails the barriers of all ranks
     fatal(n->site, EXIT_COMMUNICATION,
           "cuStreamBatchMemOp failed: driver error %d; run again with --node-exchange nccl", (int)status);
 }
 
-// Exits as for a failure of NCCL: the link or the GPU may work after a restart.
+// Exits with EXIT_COMMUNICATION, like a failure of NCCL: a restart may help.
 static void copy_failed(const PeerMemory *n, int from, cudaError_t status) {
-    heartbeat_claim_exit_in_turn(n->site);  // all ranks that read this memory fail
+    heartbeat_claim_exit_in_turn(n->site);  // every rank that reads this memory fails
     fatal(n->site, EXIT_COMMUNICATION,
-          "copying from the GPU of the node's rank %d failed: %s (%s); check nvidia-smi and dmesg, or run "
+          "copying from the GPU of rank %d of the node failed: %s (%s); check nvidia-smi and dmesg, or run "
           "again with --node-exchange nccl",
           from, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
-// Reads one slot of each other rank into that rank's slot of `to`: the slot with index `slot`, or
-// that rank's own if -1. The slots have the same offset as `memory` here. Each rank starts with its
-// successor, so that no GPU is read by several at once. One stream: concurrent copies from several
-// peers were slower, both alone and while GEMMs ran.
+// Copies one slot of `bytes` bytes from every other rank r into slot r of `to`. The slot is read
+// from rank r's copy of `memory` (same offset in the shared range); its index is `slot`, or r if
+// slot is -1. Each rank starts with its successor, so that no GPU is read by several ranks at once.
+// All copies run on one stream: concurrent copies were measured to be slower.
 static void fetch(PeerMemory *n, uint8_t *to, const void *memory, size_t bytes, int slot, Stream *stream) {
     const Region *region = region_of(n, memory, (size_t)n->size * bytes);
     size_t place = (size_t)((const uint8_t *)memory - region->of[n->rank]);
-    heartbeat_waiting(n->site, true);  // a full queue blocks the host until the other ranks arrive
+    heartbeat_waiting(n->site, true);  // with a full queue, enqueuing blocks until the peers arrive
     barrier_or_end(n, stream);
     for (int i = 1; i < n->size; i++) {
         int from = (n->rank + i) % n->size;
