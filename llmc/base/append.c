@@ -19,8 +19,8 @@ static bool environment_error(Error *err) {
 }
 
 bool append_open(Append *file, const char *path, int flags, Error *err) {
-    // O_RDWR: append_end_line reads the last byte. O_NONBLOCK: readers of pipes and terminals may
-    // have stopped.
+    // O_RDWR because append_end_line reads the last byte. O_NONBLOCK because the reader of a pipe
+    // or terminal may have stopped.
     int fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | flags, 0666);
     if (fd < 0) {
         int reason = errno;
@@ -41,7 +41,7 @@ void append_end_line(Append *file) {
     if (pread(file->fd, &last, 1, info.st_size - 1) == 1 && last != '\n') append_record(file, "\n", 1);
 }
 
-enum { QUIET_SECONDS = 60 };  // pause after a record that did not fit into a pipe
+enum { QUIET_SECONDS = 60 };  // after a slow reader blocked a record, don't wait for it for this long
 
 // Writes to a pipe or terminal, waiting up to half a second for its reader. Returns false with
 // errno.
@@ -78,8 +78,8 @@ bool append_record(Append *file, const void *record, size_t bytes) {
     bool cut = regular && ftruncate(file->fd, before.st_size) == 0;
     if (!file->failing && (regular || monotonic_seconds() >= file->quiet_until)) {
         warning_print(NULL,
-                      "cannot write %s: %s; training continues, but this file will miss records until it "
-                      "can be written again%s",
+                      "cannot write %s: %s; training continues, but records are lost until the file can be "
+                      "written again%s",
                       file->path, reason == EAGAIN ? "its reader is too slow" : strerror(reason),
                       cut || !regular ? "" : ", and its last record is incomplete");
     }

@@ -7,9 +7,9 @@ LLMC_BEGIN
 typedef struct Append {
     int fd;              // -1: closed
     char *path;          // for messages
-    bool failing;        // the last record could not be written; warned once
-    double quiet_until;  // monotonic seconds; no wait for a pipe's slow reader before then
-    bool torn;           // a pipe received part of a record, which cannot be undone
+    bool failing;        // the last record could not be written, and a warning was printed
+    double quiet_until;  // monotonic_seconds() until which a slow reader is not waited for
+    bool torn;           // a pipe received only part of the last record
 } Append;
 
 // Opens path for appending, creating it if necessary. flags: O_EXCL (it must not exist), O_NOFOLLOW
@@ -19,8 +19,8 @@ bool append_open(Append *file, const char *path, int flags, Error *err);
 void append_end_line(Append *file);
 // Writes one record; returns true on success. If it does not fit, removes the written part, prints
 // one warning, and tries again at the next record: records may be missing, but none is incomplete.
-// Waits up to half a second for a pipe's reader, but only once a minute while it lags. The rest of
-// a record that a pipe has received in part becomes a separate line.
+// Waits up to half a second for the reader of a pipe, but only once a minute while it is slow.
+// After an incomplete record in a pipe, the next record starts on a new line.
 bool append_record(Append *file, const void *record, size_t bytes);
 void append_close(Append *file);
 // Creates the directories (mkdir -p). Error: EXIT_ENVIRONMENT.

@@ -33,8 +33,8 @@ static bool mpi_is_up(void) {
     return up && !down;
 }
 
-// Flushes stdout unless that would block or another thread is writing. A watchdog blocked by an
-// unread log could not end the job.
+// Flushes stdout unless that would block or another thread is writing: a watchdog that blocks here
+// could not end the job.
 static void flush_log(void) {
     struct pollfd out = {STDOUT_FILENO, POLLOUT, 0};
     if (poll(&out, 1, 0) != 1 || out.revents != POLLOUT || ftrylockfile(stdout) != 0) return;
@@ -42,10 +42,9 @@ static void flush_log(void) {
     funlockfile(stdout);
 }
 
-// Makes errors appear after the log lines that led to them. Launchers read each stream separately,
-// and stdout in blocks that end anywhere (Open MPI: 4095 bytes, through its own terminal, whose
-// state cannot be queried), so an error could be printed in the middle of a log line. Gives the
-// launcher a moment.
+// Makes an error appear after the log lines that led to it. Launchers read stdout and stderr
+// separately, and stdout in blocks (4095 bytes in Open MPI), so an error could appear in the middle
+// of a log line. Waits a moment for the launcher to catch up.
 static void finish_log(bool logs) {
     const useconds_t moment = 200000;
     struct stat out, err;
@@ -66,8 +65,8 @@ static void print_line(const char *kind, const Site *site, const char *what) {
         snprintf(where, sizeof where, "rank %d (node %d%s)%s", site->rank, site->node, gpu, iteration);
     }
     const char *phase = site && site->phase ? site->phase : "";
-    // File names from damaged files may contain anything. Keeps the message on one line, and
-    // control characters away from terminals.
+    // Names read from damaged files may contain any byte. Control characters become '?', so that
+    // the message stays on one line and cannot affect a terminal.
     char line[64 + sizeof where + sizeof(((Error *)0)->what)];
     int length = snprintf(line, sizeof line - 1, "%s: %s%s%s%s%.*s", kind, where, *where && *phase ? " " : "",
                           phase, (*where || *phase) ? ": " : "", (int)sizeof((Error *)0)->what - 1, what);
@@ -76,8 +75,8 @@ static void print_line(const char *kind, const Site *site, const char *what) {
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7F) line[i] = '?';
     }
     line[length++] = '\n';
-    // One write, so that lines of several ranks do not interleave: newer C libraries split what
-    // fprintf sends to an unbuffered stream into 128-byte writes.
+    // A single write, because newer C libraries split fprintf to an unbuffered stream into 128-byte
+    // writes, so that lines of several ranks would interleave.
     fwrite(line, 1, (size_t)length, stderr);
     fflush(stderr);
 }
@@ -121,8 +120,8 @@ static _Thread_local const Site *thread_site;
 // pause.
 static void on_illegal_instruction(int number) {
     static const char line[] =
-        "error: this CPU lacks an instruction that the program was built with; build it "
-        "on this machine, or with make ARCH_CFLAGS=-march=x86-64\n";
+        "error: this CPU lacks an instruction that the program uses; rebuild on this machine, or with make "
+        "ARCH_CFLAGS=-march=x86-64\n";
     one_thread_only(EXIT_ENVIRONMENT);
     (void)!write(STDERR_FILENO, line, sizeof line - 1);
     _exit(EXIT_ENVIRONMENT);
@@ -147,7 +146,8 @@ void fatal(const Site *site, int code, const char *format, ...) {
 static void *checked(void *p, size_t bytes, const char *purpose) {
     if (!p && bytes) {
         fatal(NULL, EXIT_ENVIRONMENT,
-              "out of memory: %zu bytes for %s; use a smaller model or batch, or a machine with more memory",
+              "out of memory: cannot allocate %zu bytes for %s; use a smaller model or batch, or a machine "
+              "with more memory",
               bytes, purpose);
     }
     return p;
@@ -182,7 +182,9 @@ char *text_format(const char *format, ...) {
     va_start(args, format);
     int length = vasprintf(&text, format, args);
     va_end(args);
-    if (length < 0) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a line of text; use a larger machine");
+    if (length < 0)
+        fatal(NULL, EXIT_ENVIRONMENT,
+              "out of memory while formatting a line of text; use a machine with more memory");
     return text;
 }
 

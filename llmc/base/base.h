@@ -30,7 +30,7 @@ enum {
 // Filled by a fallible call that returned false: the exit code and one line "<what>; <what to do>".
 typedef struct Error {
     int code;
-    int rank;  // world rank whose error it is, once ranks have agreed on one; -1: this rank's own
+    int rank;  // world rank that failed, once the ranks have agreed on an error; -1: this rank
     char what[1024];
 } Error;
 
@@ -66,20 +66,20 @@ void warning_print(const Site *site, const char *format, ...) __attribute__((for
 // a failed collective, a device error, out of memory. Callable from any thread. The main thread
 // calls MPI_Abort if MPI is running, else exit. Other threads call _exit, because MPI and atexit
 // handlers belong to the main thread (MPI_THREAD_FUNNELED); the exit code makes the launcher end
-// the other ranks. site NULL: the thread's.
+// the other ranks. site NULL: uses the thread's (set_thread_site).
 void fatal(const Site *site, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
 
-// Makes unsupported CPU instructions end the process with one line and EXIT_ENVIRONMENT: the
-// program was built for another CPU (ARCH_CFLAGS in the Makefile). Call first in main.
+// Installs a SIGILL handler that prints one line and exits with EXIT_ENVIRONMENT if the program was
+// built for another CPU (ARCH_CFLAGS in the Makefile). Call first in main.
 void report_illegal_instructions(void);
 
-// Sets this thread's error context for functions without a site, such as xmalloc. Must outlive the
-// thread or its replacement. NULL (default): none.
+// Sets this thread's error context for functions without a site, such as xmalloc. It must stay
+// valid until the thread ends or sets another one. NULL (default): none.
 void set_thread_site(const Site *site);
 
-// Allocate, or end the process with one clear line if out of memory. purpose: such as "token
-// index".
+// Allocate, or end the process with one clear line if out of memory. purpose names the data in that
+// line, such as "token index".
 void *xmalloc(size_t bytes, const char *purpose);
 void *xcalloc(size_t count, size_t bytes, const char *purpose);
 void *xrealloc(void *old, size_t bytes, const char *purpose);

@@ -164,7 +164,8 @@ char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, E
     assert(path && bytes);
     struct stat status;
     char *text = NULL;
-    // Opens pipes without blocking, to refuse them. No effect on plain files.
+    // O_NONBLOCK because opening a pipe, which is refused below, would block. No effect on plain
+    // files.
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &status) != 0) {
         durable_error(err, "open", path);
@@ -172,8 +173,7 @@ char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, E
         error_set(err, EXIT_CHECKPOINT, "%s is not a plain file; check the path", path);
     } else if ((uint64_t)status.st_size > max_bytes) {
         error_set(err, EXIT_CHECKPOINT,
-                  "%s holds %lld bytes, more than the %llu that such a file can have; it is damaged, restore "
-                  "it from a copy",
+                  "%s has %lld bytes, but can have at most %llu; the file is damaged: restore it from a copy",
                   path, (long long)status.st_size, (unsigned long long)max_bytes);
     } else {
         *bytes = (uint64_t)status.st_size;
@@ -206,7 +206,8 @@ static bool hash_all(int fd, uint64_t *xxh3, bool (*keep_going)(void *context), 
     XXH3_state_t *state = XXH3_createState();
     char *buffer = (char *)xmalloc(HASH_BUFFER_BYTES, "a hash buffer");
     ssize_t done = -1;
-    if (!state) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a hash; use a larger machine");
+    if (!state)
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a hash state; use a machine with more memory");
     XXH3_64bits_reset(state);
     *stopped = false;
     while (!*stopped && (done = read(fd, buffer, HASH_BUFFER_BYTES)) != 0) {

@@ -47,16 +47,16 @@ bool durable_plain_file(const char *path, uint64_t max_bytes);
 
 // Replacement of a file or directory by a new one, which can be undone.
 typedef struct Replacement {
-    const char *fresh, *final;  // paths of the new one, before and after
-    const char *aside;          // path for the old one in between
-    bool replaced;              // an old one existed
-    bool exchanged;             // the old one is at `fresh` now, else at `aside`
+    const char *fresh, *final;  // path of the new file before and after the replacement
+    const char *aside;          // where the old file is kept meanwhile
+    bool replaced;              // an old file existed
+    bool exchanged;             // the old file is now at `fresh`, otherwise at `aside`
 } Replacement;
 // Moves `fresh` to `final`. If the file system supports it (renameat2), atomically exchanges it
-// with an existing `final`. Otherwise moves that to `aside` first, where readers find it after a
-// crash between the two renames. On failure nothing has moved.
+// with an existing `final`. Otherwise first moves the old file to `aside`, where readers find it
+// after a crash between the two renames. On failure nothing has moved.
 bool durable_replace(Replacement *replacement, Error *err);
-// Undoes durable_replace as far as possible: the old one is at `final` again, the new one at
+// Undoes durable_replace as far as possible: moves the old file back to `final`, the new one to
 // `fresh`.
 void durable_replace_undo(const Replacement *replacement);
 

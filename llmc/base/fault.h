@@ -6,12 +6,12 @@
 //     update.
 // message:RANK:ITERATION:NUMBER[:BIT]
 //     Flips one bit of the message that RANK received in its NUMBER-th exchange of the iteration,
-//     from 0.
+//     counted from 0.
 // stall:RANK:ITERATION:NUMBER
-//     World rank RANK stops forever before its NUMBER-th wait for others or its device in the
-//     iteration, from 0. The others wait for it. Iteration 0 is setup and loading.
+//     World rank RANK stops forever before its NUMBER-th wait of the iteration (counted from 0) for
+//     other ranks or its device. The other ranks wait for it. Iteration 0 is setup and loading.
 // hang:RANK:ITERATION:NUMBER
-//     The same during that wait, as in a device call that does not return.
+//     The same, but during that wait, like a device call that never returns.
 //
 // Several faults are separated by commas. BIT counts the bits of the bucket, or of the message
 // without its checksum, in little-endian memory: 30 is the highest exponent bit of the first fp32
@@ -39,8 +39,8 @@ typedef struct Faults {
 bool faults_from_environment(Faults *faults, int rank, Error *err);
 // Returns the fault of this kind that is due, or NULL. at: index of the bucket, exchange or wait.
 const Fault *fault_due(const Faults *faults, FaultKind kind, int64_t iteration, int64_t at);
-// Flips the fault's bit in `bytes` bytes of device memory, modulo their number, in stream order.
-// Waits for the stream. NULL: no-op.
+// Flips the fault's bit, modulo the number of bits, in `bytes` bytes of device memory. Runs on the
+// stream and waits for it. fault NULL: no-op.
 void fault_flip(const Fault *fault, Stream *stream, void *memory, int64_t bytes);
 
 LLMC_END

@@ -48,7 +48,7 @@ bool json_int64(const cJSON *item, int64_t min, int64_t max, int64_t *value) {
     assert(min <= max && value);
     if (!cJSON_IsNumber(item)) return false;
     double number = item->valuedouble;
-    // The first test keeps the conversion defined, and fails for NaN.
+    // Converting a double outside the range of int64_t is undefined. NaN fails the first test.
     if (!(number >= -(double)JSON_INT_MAX && number <= (double)JSON_INT_MAX)) return false;
     int64_t integer = (int64_t)number;
     if ((double)integer != number || integer < min || integer > max) return false;

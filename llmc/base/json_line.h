@@ -17,8 +17,8 @@ typedef struct Text {
 void text_add(Text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // Appends `count` bytes, which may contain zeros, and a terminating zero that is not counted.
 void text_add_bytes(Text *text, const void *bytes, size_t count);
-// Appends " <label>: <value> |". format: of one double, such as "%.3f"; not used for values that
-// are not finite (non_finite).
+// Appends " <label>: <value> |". format: for one double, such as "%.3f". Values that are not finite
+// are printed by non_finite instead.
 void text_add_figure(Text *text, const char *label, const char *format, double value);
 // Appends a quoted JSON string. Invalid UTF-8 is replaced by U+FFFD.
 void text_add_quoted(Text *out, const char *text);
@@ -34,8 +34,8 @@ Text json_begin(const char *kind);
 void json_name(Text *json, const char *name);
 // Adds a value: the shortest decimal form that reads back bit-exactly; null if not finite.
 void json_value(Text *json, double value);
-// Add members. json_number: json_value, and if not finite its name in another member "<name>_text".
-// json_text quotes its value.
+// Add members. For a value that is not finite, json_number writes null, and adds a member
+// "<name>_text" with "nan", "inf" or "-inf". json_text quotes its value.
 void json_number(Text *json, const char *name, double value);
 void json_integer(Text *json, const char *name, int64_t value);
 void json_bool(Text *json, const char *name, bool value);

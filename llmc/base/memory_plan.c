@@ -45,10 +45,10 @@ bool memory_plan_allocate_within(MemoryPlan *plan, Device *device, size_t share,
         char whose[64] = "are free";
         if (sharers > 1)
             snprintf(whose, sizeof whose, "are free for each of the %d ranks of this machine", sharers);
-        return error_set(err, EXIT_ENVIRONMENT,
-                         "the memory plan needs %.1f MiB, but %.1f MiB %s: %.1f MiB too much (see --plan)",
-                         (double)wanted / 0x1p20, (double)share / 0x1p20, whose,
-                         (double)(wanted - share) / 0x1p20);
+        return error_set(
+            err, EXIT_ENVIRONMENT,
+            "the memory plan needs %.1f MiB, but %.1f MiB %s, so it is %.1f MiB too much (see --plan)",
+            (double)wanted / 0x1p20, (double)share / 0x1p20, whose, (double)(wanted - share) / 0x1p20);
     }
     for (int i = 0; i < plan->count; i++) {
         MemoryPlanEntry *entry = &plan->entries[i];
@@ -72,8 +72,8 @@ size_t memory_plan_group_bytes(const MemoryPlan *plan, int i) {
     return sum;
 }
 
-// Returns the bytes of entry i and later entries of the same purpose, such as one per layer, and
-// their number; 0 if an earlier entry has that purpose.
+// Sums the bytes of all entries with the purpose of entry i, such as one entry per layer, and
+// counts them. Returns 0 if an earlier entry has that purpose.
 static size_t purpose_bytes(const MemoryPlan *plan, int i, int *count) {
     size_t sum = 0;
     *count = 0;
@@ -116,7 +116,7 @@ void memory_plan_print(const MemoryPlan *plan, int64_t parameters, FILE *out) {
 void memory_plan_free(MemoryPlan *plan, Device *device) {
     for (int i = 0; i < plan->count; i++) {
         MemoryPlanEntry *entry = &plan->entries[i];
-        if (!entry->memory) continue;  // the target may no longer exist: --plan outlives them
+        if (!entry->memory) continue;  // never allocated (--plan), and the target may no longer exist
         if (entry->host) host_free(device, entry->memory);
         else device_free(device, entry->memory);
         *entry->target = NULL;

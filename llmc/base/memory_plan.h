@@ -34,10 +34,11 @@ size_t memory_plan_group_bytes(const MemoryPlan *plan, int i);
 // Returns the device memory needed. On CPU ranks, whose device memory is host memory, includes host
 // entries.
 size_t memory_plan_needed(const MemoryPlan *plan);
-// Allocates everything, zeroed. sharers: ranks with the same needs that share the memory: all CPU
-// ranks of a host, or 1 if each has its own GPU. Error (EXIT_ENVIRONMENT) says how much is missing.
+// Allocates everything, zeroed. sharers: number of ranks that share the memory, each with the same
+// needs: all CPU ranks of a host, or 1 if each rank has its own GPU. Error (EXIT_ENVIRONMENT) says
+// how much is missing.
 bool memory_plan_allocate(MemoryPlan *plan, Device *device, int sharers, Error *err);
-// The same, given each rank's share in bytes as measured before any of them allocated.
+// The same, but with each rank's share in bytes, measured before any rank allocated memory.
 bool memory_plan_allocate_within(MemoryPlan *plan, Device *device, size_t share, int sharers, Error *err);
 // Prints groups and purposes with bytes and bytes per parameter. Entries of one purpose are summed;
 // empty ones are omitted.

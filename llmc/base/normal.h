@@ -28,7 +28,7 @@ HD_FN double uniform53(uint32_t high, uint32_t low) {
 // which preserves accuracy near x = 1.
 HD_FN double log_unit(double x) {
     const uint64_t sqrt_half = 0x3FE6A09E667F3BCDu, offset = 64;
-    // offset - e precedes the mantissa
+    // the exponent field now holds offset - e
     uint64_t shifted = f64_bits(x) - sqrt_half + (offset << 52);
     double exponent = f64_sub(f64_from_integer(shifted >> 52), (double)offset);
     double f = f64_sub(f64_from_bits((shifted & 0x000FFFFFFFFFFFFFu) + sqrt_half), 1.0);
@@ -51,7 +51,7 @@ HD_FN double log_unit(double x) {
 // the nearest quarter turn exactly. The remainder, at most an eighth of a turn, uses the Taylor
 // series up to the 17th power, with an error below 1e-17.
 HD_FN void circle(double u, double *cosine, double *sine) {
-    // rounds to an integer in the low mantissa bits
+    // adding 1.5 x 2^52 rounds to an integer, held in the low mantissa bits
     double shifted = f64_add(f64_mul(u, 4.0), 0x1.8p52);
     uint64_t quarter = f64_bits(shifted);
     double r = f64_sub(u, f64_mul(f64_sub(shifted, 0x1.8p52), 0.25));

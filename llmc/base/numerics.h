@@ -116,7 +116,7 @@ HD_FN Philox4 philox4x32_10(uint32_t key0, uint32_t key1, uint32_t c0, uint32_t 
     return philox4x32(10, key0, key1, c0, c1, c2, c3);
 }
 
-// 16 of the 128 bits, e = 0 .. 7: half e&1 (the low half first) of word e>>1.
+// Returns 16 of the 128 bits: word e / 2, its low half if e is even, else its high half. e in 0..7.
 HD_FN uint32_t philox_half(Philox4 bits, int e) { return (bits.v[e >> 1] >> (16 * (e & 1))) & 0xFFFFu; }
 
 // Uses of random bits. The purpose is part of Philox's key, so no two uses share bits.
@@ -128,8 +128,8 @@ enum {
     PURPOSE_INIT = 5,
     PURPOSE_SAMPLE = 6,
     PURPOSE_ROTATION = 7,
-    PURPOSE_OUTER = 16,           // pseudo-gradients between replica groups
-    PURPOSE_OUTER_MEAN = 17,      // their mean, sent back
-    PURPOSE_OUTER_ROTATION = 18,  // rotations of these two
+    PURPOSE_OUTER = 16,           // pseudo-gradients sent between replica groups
+    PURPOSE_OUTER_MEAN = 17,      // mean of the pseudo-gradients, sent back
+    PURPOSE_OUTER_ROTATION = 18,  // rotations of both
     PURPOSE_OUTER_MEAN_ROTATION = 19
 };

@@ -6,10 +6,10 @@ LLMC_BEGIN
 enum { UTF8_REPLACEMENT = 0xFFFD, UTF8_REPLACEMENT_BYTES = 3 };
 #define UTF8_INVALID UINT32_MAX
 
-// Returns true for the bytes of a character after its first.
+// Returns true for a continuation byte: any byte of a character after its first.
 static inline bool utf8_continues(char byte) { return ((uint8_t)byte & 0xC0) == 0x80; }
-// Returns true for Unicode's White_Space property, listed here to be independent of table versions:
-// white space as defined by the tokenizers' regex engines. PCRE2's own \s would also match U+180E.
+// Returns true for Unicode's White_Space property, which the tokenizers' regex engines use. Listed
+// here to be independent of table versions, and because PCRE2's \s also matches U+180E.
 static inline bool utf8_white_space(uint32_t c) {
     return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
            (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||

@@ -73,7 +73,8 @@ SafeWriter *safe_writer_open(const char *path, const SafeTensor *tensors, int co
     }
     SafeWriter *writer = (SafeWriter *)xcalloc(1, sizeof *writer, "a safetensors writer");
     *writer = (SafeWriter){.fd = fd, .path = xstrdup(path), .hash = XXH3_createState()};
-    if (!writer->hash) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a hash; use a larger machine");
+    if (!writer->hash)
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a hash state; use a machine with more memory");
     XXH3_64bits_reset(writer->hash);
     uint64_t data_bytes;
     Text header = header_text(tensors, count, metadata_json, &data_bytes);

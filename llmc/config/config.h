@@ -28,8 +28,8 @@ typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT, WEIGHT_LOSSLESS } 
 typedef enum GradientMethod { GRADIENT_UNIFORM, GRADIENT_EDEN } GradientMethod;
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
 typedef enum NodeExchange { NODE_EXCHANGE_AUTO, NODE_EXCHANGE_NCCL, NODE_EXCHANGE_COPIES } NodeExchange;
-// State that data-parallel ranks shard: optimizer state; plus gradients; plus weights. Weights are
-// sharded over the ranks of a node, or over all ranks.
+// State that data-parallel ranks shard: nothing | optimizer state | also gradients | also weights.
+// ShardScope: weights are sharded over the ranks of a node, or over all ranks.
 typedef enum Sharding { SHARD_NOTHING, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_PARAMETERS } Sharding;
 typedef enum ShardScope { SHARD_IN_NODE, SHARD_IN_WORLD } ShardScope;
 typedef enum OnNan { ON_NAN_ABORT, ON_NAN_SKIP } OnNan;
@@ -145,7 +145,7 @@ typedef struct Config {
     const char *save, *load;
     int64_t save_interval, exit_interval;
     bool async_save;
-    int64_t keep_last_checkpoints, keep_checkpoint_interval;  // 0: keep all; 0: only the last ones
+    int64_t keep_last_checkpoints, keep_checkpoint_interval;  // each 0: keep all; keep only the last
     double exit_duration_in_mins;
     bool exit_on_missing_checkpoint, finetune, no_load_optim, no_save_optim;
     OnNan on_nan;
@@ -157,10 +157,10 @@ typedef struct Config {
     // actions instead of training
     bool plan, help, version;
     int plan_world_size;  // with --plan: number of ranks to plan for (0: those that were started)
-    double plan_network, plan_network_inside;  // with --plan: Gb/s of a node, of a GPU within it
+    double plan_network, plan_network_inside;  // with --plan: Gb/s per node, and per GPU in it
     double plan_network_burst;                 // MB that a node sends at full speed after a pause
     PlanGpu plan_gpu;                          // GPU to plan for
-    bool plan_measure;                         // measure its speed on this machine
+    bool plan_measure;                         // measure the speed of this machine's device
     double plan_lossless_bits;                 // bits per lossless weight
     double plan_tflops, plan_step_ms;          // override the speed of plan_gpu; 0: not given
 
@@ -174,7 +174,7 @@ typedef struct Config {
     double warmup_samples_wn;  // Wn, may be fractional
     int64_t decay_samples_dn;  // Dn
     int64_t wsd_samples;       // length of the WSD decay, within decay_samples_dn
-    // Over which weight decay changes from start_weight_decay to end_weight_decay.
+    // Samples over which weight decay changes from start_weight_decay to end_weight_decay.
     int64_t weight_decay_samples;
     char **words;  // words of the command line and argument files; text fields point into them
     int words_count;
@@ -192,9 +192,9 @@ typedef struct Config {
 // out of range, refused (with the reason), or a flag of torchrun.
 bool config_parse(Config *config, int argc, char **argv, char *notes, size_t notes_bytes, Error *err);
 // Computes derived fields, and checks what depends on the number of ranks and the vocabulary.
-// world_size: ranks, as accepted by mesh_build, so a multiple of T x P: --plan-world-size, or those
-// that were started. vocab_size, eod: the tokenizer's. vocab_size 0 if no files were opened:
-// implied by the tokenizer type, for GPT-2 50257 with eod 50256. Error: EXIT_USAGE.
+// world_size: --plan-world-size or the number of started ranks; must be a multiple of T x P
+// (mesh_build). vocab_size, eod: from the tokenizer. If no tokenizer was opened, pass vocab_size 0;
+// the tokenizer type then determines both (GPT-2: 50257 with eod 50256). Error: EXIT_USAGE.
 bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err);
 // Returns the arguments of tokenizer_open for these flags.
 TokenizerChoice config_tokenizer(const Config *config);
@@ -209,10 +209,10 @@ void config_print(const Config *config, FILE *file);
 // Returns all flags and derived fields as a JSON object (malloc'ed): Megatron's names with
 // underscores, null if not given.
 char *config_to_json(const Config *config);
-// Compares such texts of this rank and of rank 0. All flags with an effect must be equal, and so
-// must vocabulary sizes and the end-of-document token. Paths may differ between machines: only
-// their number counts. Flags that only rank 0 uses are not compared. Error (EXIT_USAGE): the first
-// flag that differs, with both values.
+// Compares the flags of this rank with rank 0's, both as config_to_json text. All flags with an
+// effect must be equal, and so must the vocabulary sizes and the end-of-document token. Paths may
+// differ between machines, but lists must have the same length. Flags that only rank 0 uses are not
+// compared. Error (EXIT_USAGE): the first flag that differs, with both values.
 bool config_same(const char *own_json, const char *first_json, Error *err);
 // Compares a loaded checkpoint's arguments (config_to_json text), after config_finish. The layout
 // may differ: number of ranks, T, P, sequence parallelism, quantization. Schedule flags (learning
@@ -223,8 +223,8 @@ bool config_same(const char *own_json, const char *first_json, Error *err);
 // notes. Error (EXIT_CHECKPOINT): not a JSON object, or a model or schedule flag that differs.
 bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes,
                              Error *err);
-// Returns true if a checkpoint's error-feedback residual is valid for this run: same gradient
-// transform and seed, same tensor-parallel shards. Missing keys count as equal.
+// Returns true if this run can use a checkpoint's error-feedback residual: the gradient transform,
+// the seed and the tensor-parallel size are the same. Missing keys count as equal.
 bool config_same_residual(const Config *config, const char *saved_json);
 // Returns the global batch size of the iteration that starts after `consumed_samples`. Megatron's
 // batch ramp-up: start + increment * floor(consumed / (ramp samples / steps)) while consumed <=
@@ -241,7 +241,7 @@ int config_rotary_columns(const Config *config);
 int config_pipeline_chunks(const Config *config);
 // Recomputes train_iters when a checkpoint is loaded: --train-samples counts the samples of all
 // runs, whatever their batch sizes. (Megatron-LM counts as if this run's batch sizes had always
-// been used.) Adds a note if the end changes.
+// been used.) Adds a note if train_iters changes.
 void config_resume_length(Config *config, int64_t iteration, int64_t consumed_samples, char *notes,
                           size_t notes_bytes);
 // Returns the samples consumed once iteration train_iters is done, starting at `iteration` with
@@ -250,7 +250,7 @@ int64_t config_samples_at_end(const Config *config, int64_t iteration, int64_t c
 // Floating-point operations of an iteration by Megatron-LM's formula: forward plus twice that for
 // backward, full attention, any MLP width and head size.
 double megatron_flops(const Config *config, double batch_sequences);
-// Counts causal attention half: 6N + 6*L*C*T per token.
+// Counts only the causal half of attention: 6N + 6*L*C*T per token.
 double causal_flops(const Config *config, double batch_sequences, double parameters);
 // Copies the index-th choice of an option. Returns false if there are fewer.
 bool config_choice(const char *option, int index, char *word, size_t bytes);
@@ -271,7 +271,7 @@ typedef struct Schedule {
     double wsd_samples;  // LR_WSD: length of the final decay, within decay_samples
     double start_weight_decay, end_weight_decay;
     WeightDecayStyle weight_decay_style;
-    double weight_decay_samples;  // over which weight decay changes from start to end
+    double weight_decay_samples;  // samples over which weight decay changes from start to end
 } Schedule;
 
 // config: completed by config_finish.

@@ -30,7 +30,7 @@ static int row_of(size_t offset) {
 #define NOTE(...) options_note(p->notes, p->notes_bytes, __VA_ARGS__)
 #define GIVEN(parsed, field) ((parsed)->given[row_of(offsetof(Config, field))])
 
-// Notes each given flag that has no effect, because the condition that its row needs is not met.
+// Adds a note for each given flag that has no effect because the condition in its row is not met.
 static void note_idle(const Parsed *p) {
     const Config *c = p->config;
     bool rope = c->position_embedding_type == POSITIONS_ROPE, sharded = c->sharding == SHARD_PARAMETERS;
@@ -103,9 +103,9 @@ static bool check_positions(const Parsed *p, int head) {
     int columns = (int)(head * c->rotary_percent);
     if (rope && (columns < 2 || columns % 2)) {
         return REFUSE(
-            "--rotary-percent %g of a head of size %d rotates %d columns; must be an even number of at least "
-            "2",
-            c->rotary_percent, head, columns);
+            "--rotary-percent %g rotates %d of the %d columns of a head; choose a value that rotates an even "
+            "number of at least 2",
+            c->rotary_percent, columns, head);
     }
     if (c->seq_length > c->max_position_embeddings) {
         return REFUSE(
@@ -132,7 +132,8 @@ static bool check_model(const Parsed *p) {
     }
     if (head % 8) {
         return REFUSE(
-            "--hidden-size %d / --num-attention-heads %d gives heads of size %d; it must be a multiple of 8",
+            "--hidden-size %d / --num-attention-heads %d gives heads of size %d, which must be a multiple of "
+            "8; change one of them",
             c->hidden_size, c->num_attention_heads, head);
     }
     if ((int64_t)c->num_attention_heads * head > MOST_ATTENTION_WIDTH) {
@@ -190,8 +191,8 @@ static const char *sharding_conflict(const Config *c) {
                "--weight-quantization-method direct, or use --shard-params-over node";
     }
     if (c->sharding == SHARD_NOTHING && c->quantized_weights) {
-        return "--quantized-weights has no weights to quantize with --data-parallel-sharding-strategy "
-               "no_shard, whose ranks exchange gradients only; drop it, or use optim";
+        return "--quantized-weights has no effect with --data-parallel-sharding-strategy no_shard, whose "
+               "ranks exchange only gradients; drop --quantized-weights, or use strategy optim";
     }
     return NULL;
 }
@@ -256,7 +257,8 @@ static bool check_rates(const Parsed *p) {
     }
     if (c->weight_decay_incr_style != WEIGHT_DECAY_CONSTANT && c->end_weight_decay < c->start_weight_decay) {
         return REFUSE(
-            "--end-weight-decay %g is smaller than --start-weight-decay %g; weight decay can only increase",
+            "--end-weight-decay %g is smaller than --start-weight-decay %g; weight decay can only increase, "
+            "so raise it",
             c->end_weight_decay, c->start_weight_decay);
     }
     return true;
@@ -287,17 +289,17 @@ static bool check_schedule(const Parsed *p) {
 static const char *local_steps_conflict(const Config *c) {
     if (c->local_steps == 1) return NULL;
     if (c->pipeline_model_parallel_size > 1) {
-        return "--local-steps needs nodes that hold whole models; drop --pipeline-model-parallel-size";
+        return "--local-steps needs the whole model on every node; drop --pipeline-model-parallel-size";
     }
     if (c->optimizer_cpu_offload) {
         return "--local-steps needs the master weights on the device; drop --optimizer-cpu-offload";
     }
     if (c->sharding == SHARD_PARAMETERS && c->shard_scope == SHARD_IN_WORLD) {
-        return "--local-steps needs nodes that hold whole models; drop --shard-params-over world";
+        return "--local-steps needs the whole model on every node; drop --shard-params-over world";
     }
     if (c->sharding == SHARD_NOTHING) {
-        return "--local-steps exchanges shards between nodes; drop --data-parallel-sharding-strategy "
-               "no_shard";
+        return "--local-steps exchanges shards between nodes, but no_shard has none; drop "
+               "--data-parallel-sharding-strategy no_shard";
     }
     return NULL;
 }
@@ -333,11 +335,11 @@ static bool check_data_sources(const Parsed *p) {
          "--full-validation needs a validation split, which --mock-data lacks; drop one of them"},
         {!c->mock_data && one && several,
          "--data-path and shards given per split (--train-data-path, --valid-data-path, --test-data-path) "
-         "exclude each other; keep one kind"},
+         "exclude each other; keep one of them"},
         {!c->mock_data && several && GIVEN(p, split),
-         "--split only applies to --data-path; shards given per split are used in full; drop --split"},
+         "--split only applies to --data-path, but shards given per split are used in full; drop --split"},
         {!c->mock_data && several && !c->train_data_path.count && trains,
-         "shards for validation or test need --train-data-path; add it, or --skip-train"},
+         "--valid-data-path and --test-data-path need --train-data-path; add it, or --skip-train"},
         {!c->mock_data && !one && !several && !c->plan && !(c->skip_train && c->eval_tasks.count),
          "no training data; add --data-path PREFIX (shards made by preprocess_data) or --mock-data"},
     };
@@ -412,7 +414,8 @@ static bool check_quantization(const Parsed *p) {
     bool lossless = c->quantized_weights && c->weight_quantization_method == WEIGHT_LOSSLESS;
     if (lossless && sizeof(floatX) != sizeof(uint16_t)) {
         return REFUSE(
-            "--weight-quantization-method lossless needs bf16 weights; this program was built with %s",
+            "--weight-quantization-method lossless needs bf16 weights, but this program was built with %s; "
+            "use difference or direct",
             FLOATX_NAME);
     }
     if (!check_gradient_codec(p)) return false;
@@ -420,8 +423,8 @@ static bool check_quantization(const Parsed *p) {
     int64_t common = lcm64(c->gq_group_size_intra, uniform ? c->gq_group_size_inter : EDEN_GROUP);
     if (common > LARGEST_GRAD_GROUP) {
         return REFUSE(
-            "--gq-group-size-intra %d and --gq-group-size-inter %d have the least common multiple %lld; it "
-            "must be at most %d",
+            "--gq-group-size-intra %d and --gq-group-size-inter %d have the least common multiple %lld, but "
+            "at most %d is supported; change one of them",
             c->gq_group_size_intra, c->gq_group_size_inter, (long long)common, LARGEST_GRAD_GROUP);
     }
     if (c->error_feedback && c->local_steps > 1)
@@ -449,11 +452,11 @@ static bool too_slow(double speed) { return speed > 0 && speed < 1e-3; }
 
 static bool check_rest(const Parsed *p) {
     const Config *c = p->config;
-    bool speaks = c->vocab_file || c->tokenizer_type != TOKENIZER_GPT2_BPE;
+    bool tokenizes = c->vocab_file || c->tokenizer_type != TOKENIZER_GPT2_BPE;
     bool speeds = GIVEN(p, plan_network_inside) || GIVEN(p, plan_network_burst) || GIVEN(p, plan_gpu) ||
                   GIVEN(p, plan_lossless_bits) || c->plan_measure || GIVEN(p, plan_tflops) ||
                   GIVEN(p, plan_step_ms);
-    bool told = GIVEN(p, plan_tflops) || c->plan_step_ms > 0;
+    bool speed_given = GIVEN(p, plan_tflops) || c->plan_step_ms > 0;
     const Rule rules[] = {
         {c->recompute_activations && c->recompute_granularity == RECOMPUTE_FULL,
          "--recompute-activations means --recompute-granularity selective, which contradicts full; keep one"},
@@ -473,20 +476,20 @@ static bool check_rest(const Parsed *p) {
         {too_slow(c->plan_tflops), "--plan-tflops must be at least 0.001 TFLOP/s"},
         {c->plan_step_ms > 0 && GIVEN(p, plan_tflops),
          "--plan-step-ms and --plan-tflops both set a GPU's speed; keep one"},
-        {c->plan_measure && told,
-         "--plan-measure measures what --plan-tflops or --plan-step-ms sets; keep one"},
+        {c->plan_measure && speed_given,
+         "--plan-measure measures the speed that --plan-tflops or --plan-step-ms sets; keep one"},
         {c->wandb_project && *c->wandb_project && (!c->wandb_exp_name || !*c->wandb_exp_name),
          "--wandb-project needs --wandb-exp-name to name the file of JSON lines; add it"},
-        {c->eval_tasks.count && !speaks && !c->plan,
+        {c->eval_tasks.count && !tokenizes && !c->plan,
          "--eval-tasks needs --vocab-file and --merge-file, to tokenize text; add them"},
         {c->log_eval_samples && (!c->eval_tasks.count || !c->log_jsonl),
          "--log-eval-samples needs --eval-tasks and --log-jsonl; add them"},
         {c->sample_interval && !c->sample_prompt, "--sample-interval needs --sample-prompt TEXT; add it"},
-        {c->sample_interval && !speaks,
+        {c->sample_interval && !tokenizes,
          "--sample-interval needs --vocab-file and --merge-file, to decode tokens; add them"},
     };
     if (!obeys(p, rules, COUNT_OF(rules))) return false;
-    if (c->sample_prompt && !speaks) {
+    if (c->sample_prompt && !tokenizes) {
         NOTE("--sample-prompt has no effect without --vocab-file and --merge-file");
     }
     return true;

@@ -24,9 +24,10 @@ static bool finish_vocabulary(Config *c, int vocab_size, int eod, Error *err) {
     int64_t padded = round_up64(vocab_size,
                                 (int64_t)c->make_vocab_size_divisible_by * c->tensor_model_parallel_size);
     if (padded > INT32_MAX) {
-        return error_set(err, EXIT_USAGE,
-                         "the vocabulary of %d padded by --make-vocab-size-divisible-by %d is too large",
-                         vocab_size, c->make_vocab_size_divisible_by);
+        return error_set(
+            err, EXIT_USAGE,
+            "the vocabulary of %d padded by --make-vocab-size-divisible-by %d is too large; lower that flag",
+            vocab_size, c->make_vocab_size_divisible_by);
     }
     c->vocab_size_unpadded = vocab_size;
     c->vocab_size_padded = (int)padded;
@@ -169,8 +170,8 @@ void config_resume_length(Config *config, int64_t iteration, int64_t consumed_sa
     int64_t end = iteration + iterations_of_samples(config, consumed_samples);
     if (end != config->train_iters) {
         options_note(notes, notes_bytes,
-                     "the checkpoint has consumed %lld of --train-samples %lld in %lld iterations, with "
-                     "other batch sizes: training ends at iteration %lld",
+                     "the checkpoint consumed %lld of --train-samples %lld in %lld iterations with other "
+                     "batch sizes, so training ends at iteration %lld",
                      (long long)consumed_samples, (long long)config->train_samples, (long long)iteration,
                      (long long)end);
     }
@@ -191,7 +192,7 @@ static bool finish_length(Config *c, Error *err) {
         c->train_iters = iterations_of_samples(c, 0);
         if (c->train_iters < 1) {
             return error_set(err, EXIT_USAGE,
-                             "--train-samples %lld is less than one --global-batch-size %d; raise it",
+                             "--train-samples %lld is less than --global-batch-size %d; raise it",
                              (long long)c->train_samples, c->global_batch_size);
         }
         c->total_samples = c->train_samples;

@@ -23,7 +23,7 @@ bool config_next_key(int roles, int *at, char key[OPTION_KEY_BYTES]) {
 
 enum { EXCERPT_BYTES = 64 };
 
-// Two values that differ, cut to their first difference.
+// A key with two different values, shortened to the text around their first difference.
 typedef struct Difference {
     char key[OPTION_KEY_BYTES], was[EXCERPT_BYTES], is[EXCERPT_BYTES];
 } Difference;
@@ -140,7 +140,7 @@ static void adopt_schedule(Config *config, const cJSON *saved) {
     adopt_samples(saved, "schedule_weight_decay_samples", &config->weight_decay_samples);
 }
 
-// The vocabulary is padded to a multiple of T, so with another T the same number of rows may need
+// The vocabulary is padded to a multiple of T, so with another T, the same padded size may need
 // another --make-vocab-size-divisible-by.
 static bool match_padding(const Config *config, const cJSON *saved, Error *err) {
     int64_t rows, T = config->tensor_model_parallel_size;
@@ -148,12 +148,12 @@ static bool match_padding(const Config *config, const cJSON *saved, Error *err) 
     if (!json_int64(item, 1, INT32_MAX, &rows) || rows == config->vocab_size_padded) return true;
     if (rows % T) {
         return error_set(err, EXIT_CHECKPOINT,
-                         "the checkpoint's padded vocabulary has %lld rows, which is not divisible by "
-                         "--tensor-model-parallel-size %lld; change it, or --load another checkpoint",
+                         "the checkpoint's padded vocabulary size %lld is not divisible by "
+                         "--tensor-model-parallel-size %lld; use another size, or --load another checkpoint",
                          (long long)rows, (long long)T);
     }
     return error_set(err, EXIT_CHECKPOINT,
-                     "the checkpoint's padded vocabulary has %lld rows, this run's %d; add "
+                     "the checkpoint's padded vocabulary size is %lld, but this run's is %d; add "
                      "--make-vocab-size-divisible-by %lld, or --load another checkpoint",
                      (long long)rows, config->vocab_size_padded, (long long)(rows / T));
 }
@@ -178,10 +178,11 @@ static bool match_schedule(Config *config, const cJSON *saved, const cJSON *now,
     // The length of the run only matters if weight decay changes over it.
     bool constant = config->weight_decay_incr_style == WEIGHT_DECAY_CONSTANT;
     if (!first_difference(saved, now, constant ? SCHEDULE : SCHEDULE | DECAY_RAMP, &d)) return true;
-    return error_set(err, EXIT_CHECKPOINT,
-                     "the checkpoint's schedule has %s %s, this run's %s; add --override-opt_param-scheduler "
-                     "to use this run's or --use-checkpoint-opt_param-scheduler to use the checkpoint's",
-                     d.key, d.was, d.is);
+    return error_set(
+        err, EXIT_CHECKPOINT,
+        "the checkpoint's schedule has %s %s, but this run's has %s; add --override-opt_param-scheduler to "
+        "use this run's schedule, or --use-checkpoint-opt_param-scheduler to use the checkpoint's",
+        d.key, d.was, d.is);
 }
 
 static bool match(Config *config, const cJSON *saved, const cJSON *now, char *notes, size_t notes_bytes,
@@ -192,10 +193,10 @@ static bool match(Config *config, const cJSON *saved, const cJSON *now, char *no
     Difference d;
     int at = 0;
     while (next_difference(saved, now, DATA, &at, &d)) {
-        options_note(notes, notes_bytes,
-                     "%s was %s in the checkpoint and is %s: training continues with the data in another "
-                     "order",
-                     d.key, d.was, d.is);
+        options_note(
+            notes, notes_bytes,
+            "%s was %s in the checkpoint and is now %s, so training continues with the data in another order",
+            d.key, d.was, d.is);
     }
     return true;
 }
@@ -209,7 +210,7 @@ bool config_match_checkpoint(Config *config, const char *saved_json, char *notes
     bool ok = saved && now ? match(config, saved, now, notes, notes_bytes, err)
                            : error_set(err, EXIT_CHECKPOINT,
                                        "the arguments in the checkpoint are not a JSON object; the "
-                                       "checkpoint is damaged, load another");
+                                       "checkpoint is damaged: load another one");
     cJSON_Delete(saved);
     cJSON_Delete(now);
     free(now_json);

@@ -1,7 +1,7 @@
 // The column of the option table that says how a flag is compared (with the checkpoint that a run
 // resumes from, and between ranks), and when it may or must be given. Every stored row must fill
 // it, so that a new flag cannot be forgotten. Read by config_match.c, config_check.c,
-// dev/lib/saved_config.c and dev/convert. Also the checks of config_check.c.
+// dev/lib/saved_config.c and dev/convert. Also declares the checks of config_check.c.
 #pragma once
 #include "llmc/config/config.h"
 LLMC_BEGIN
@@ -43,10 +43,9 @@ enum {
 const Option *config_derived(int *rows);
 // Returns true for rows that store something and describe the run: those in dumps and checkpoints.
 bool config_is_setting(const Option *row);
-// Finds the next key in checkpoints of a flag or derived value with one of these roles, in table
-// order. *at starts at 0. Returns false at the end.
+// Finds the next flag or derived value with one of these roles, in table order, and returns its key
+// in checkpoints. *at starts at 0. Returns false at the end.
 bool config_next_key(int roles, int *at, char key[OPTION_KEY_BYTES]);
-
 
 // Checks for missing flags, flags that exclude each other, and values that conflict. given: (rows
 // of the table) flags that occur. notes: one line per flag without effect. Error: EXIT_USAGE.

@@ -93,7 +93,7 @@ static const Option table[] = {
     INT("max-position-embeddings", MODEL | REQUIRED, max_position_embeddings, NULL, 1, 1 << 24,
         "rows of the position embedding; required"),
     INT("make-vocab-size-divisible-by", LOADED, make_vocab_size_divisible_by, "128", 1, 1 << 20,
-        "pad the vocabulary to a multiple of this (times the tensor-parallel size)"),
+        "pad the vocabulary to a multiple of N x --tensor-model-parallel-size"),
     SINGLE("init-method-std", LOADED, init_method_std, "0.02", 0, 1e3,
            "standard deviation of the initial weights"),
     CHOICE("normalization", MODEL, Normalization, normalization, "LayerNorm", "LayerNorm|RMSNorm",
@@ -180,8 +180,8 @@ static const Option table[] = {
 
     HEADING("Data"),
     WORDS("data-path", DATA | PATH, data_path, 0, "PREFIX | WEIGHT PREFIX ... | PREFIX ...",
-          "token shards PREFIX.bin and PREFIX.idx, divided by --split: one shard, a weighted "
-          "blend (repeated as needed), or a list (each read once)"),
+          "token shards PREFIX.bin and PREFIX.idx, divided by --split: one shard, a weighted blend (shards "
+          "are repeated as needed), or a list (each shard is read once)"),
     WORDS("train-data-path", DATA | PATH, train_data_path, 0, "...",
           "shards for training only, used in full"),
     WORDS("valid-data-path", PATH, valid_data_path, 0, "...", "shards for validation only, used in full"),
@@ -222,7 +222,7 @@ static const Option table[] = {
         "number of ranks T that share each layer. T must divide heads, MLP width and the number of ranks "
         "(Megatron-LM silently lowers a T above the number of ranks; here it is an error)"),
     FLAG("sequence-parallel", FREE | NEEDS_TENSOR_RANKS, sequence_parallel,
-         "also split LayerNorms and residuals between the T ranks, by tokens, which saves memory"),
+         "save memory: also split LayerNorms and residuals among the T ranks, by tokens"),
     INT("pipeline-model-parallel-size", FREE, pipeline_model_parallel_size, "1", 1, 10000,
         "number of pipeline stages P (1F1B schedule). P must divide layers and ranks"),
     INT("num-layers-per-virtual-pipeline-stage", FREE, num_layers_per_virtual_pipeline_stage, "0", 0, 10000,
@@ -281,12 +281,12 @@ static const Option table[] = {
            "codec between nodes: uniform levels, or EDEN (a third of the error at 4 bits), with "
            "groups of 256 and a random rotation"),
     BITS("gradient-quantization-bits-intra", FREE | NEEDS_QUANTIZED_GRADIENTS,
-         gradient_quantization_bits_intra, "8", "bits per gradient within a node; 4: ULq"),
+         gradient_quantization_bits_intra, "8", "bits per gradient sent within a node; 4 is the paper's ULq"),
     GROUP("gq-group-size-intra", FREE | NEEDS_QUANTIZED_GRADIENTS, gq_group_size_intra, "512",
           LARGEST_GRAD_GROUP, "gradients per scale within a node, a multiple of 32; the paper used 128"),
     USED("gradient-quantization-bits-inter", FREE | NEEDS_QUANTIZED_GRADIENTS, int, OPTION_INT,
          gradient_quantization_bits_inter, "4", .low = 2, .high = 8, .choices = "2|3|4|8", .value = "N",
-         .help = "bits per gradient between nodes; 2 and 3 need --gradient-quantization-method eden"),
+         .help = "bits per gradient sent between nodes; 2 and 3 need --gradient-quantization-method eden"),
     GROUP("gq-group-size-inter", FREE | NEEDS_QUANTIZED_GRADIENTS, gq_group_size_inter, "128",
           LARGEST_GRAD_GROUP, "gradients per scale between nodes, a multiple of 32"),
     CHOICE("gq-rounding", FREE | NEEDS_QUANTIZED_GRADIENTS, int, gq_rounding, "stochastic",
@@ -351,7 +351,7 @@ static const Option table[] = {
     FLAG("log-num-zeros-in-grad", FREE, log_num_zeros_in_grad, "log the number of zeros in the gradient"),
     INT("timing-log-level", FREE, timing_log_level, "0", 0, 2, "0, 1 or 2: how many phases are timed"),
     CHOICE("timing-log-option", FREE, TimingLogOption, timing_log_option, "minmax", "max|minmax|all",
-           "what timers print over the ranks"),
+           "timers print the maximum, the minimum and maximum, or the times of all ranks"),
     COUNT("log-quantization-error-interval", FREE, log_quantization_error_interval, "0", 0,
           "measure the quantization error of gradients and weights every N iterations; takes "
           "memory (see --plan) and time; 0: off"),
@@ -394,7 +394,7 @@ static const Option table[] = {
           "number of this run's checkpoints to keep; older ones are deleted once a newer one is "
           "on disk. 2 or more leave one to fall back to; 0: keep all"),
     COUNT("keep-checkpoint-interval", FREE | NEEDS_SAVE, keep_checkpoint_interval, NULL, 1,
-          "with --keep-last-checkpoints: also keep checkpoints at multiples of this iteration"),
+          "with --keep-last-checkpoints: also keep checkpoints whose iteration is a multiple of N"),
     TEXT("load", PATH, load, NULL, "FOLDER",
          "resume from the latest valid checkpoint in this directory; start from scratch if there is none"),
     FLAG("exit-on-missing-checkpoint", FREE, exit_on_missing_checkpoint,
@@ -403,7 +403,7 @@ static const Option table[] = {
     FLAG("no-load-optim", FREE | NEEDS_LOAD, no_load_optim, "don't load the optimizer state"),
     FLAG("no-save-optim", FREE | NEEDS_SAVE, no_save_optim, "don't save the optimizer state"),
     COUNT("exit-interval", FREE, exit_interval, NULL, 1,
-          "save and exit when the iteration is a multiple of this"),
+          "save and exit when the iteration is a multiple of N"),
     REAL("exit-duration-in-mins", FREE, exit_duration_in_mins, NULL, OPTION_ABOVE_ZERO, 1e9,
          "save and exit after this many minutes"),
     CHOICE("on-nan", FREE, OnNan, on_nan, "abort", "abort|skip",
@@ -413,8 +413,8 @@ static const Option table[] = {
     CHOICE("on-spike", FREE, OnSpike, on_spike, "report", "report|skip",
            "report a spike of the loss or the gradient norm, or also skip the step"),
     SINGLE("loss-spike-factor", FREE, loss_spike_factor, "10", 0, 1e9,
-           "a spike exceeds the running mean by X mean deviations (of at least 1 % of the loss "
-           "each); 0: off"),
+           "a loss is a spike if it exceeds its running mean by X mean deviations; a deviation counts as at "
+           "least 1 % of the loss. 0: off"),
     SINGLE("norm-spike-factor", FREE, norm_spike_factor, "10", 0, 1e9, "the same for the gradient norm"),
     COUNT("max-skipped-in-a-row", FREE, max_skipped_in_a_row, "20", 0,
           "end the run after this many consecutive skipped steps; 0: never"),
@@ -429,7 +429,7 @@ static const Option table[] = {
          "with --plan: network bandwidth of a node in Gb/s. Estimates the step time of each "
          "preset and recommends one; 0: off"),
     REAL("plan-network-inside", FREE, plan_network_inside, "0", 0, 1e6,
-         "bandwidth between the GPUs of a node in Gb/s per GPU; 0: as --plan-gpu implies"),
+         "bandwidth between the GPUs of a node in Gb/s per GPU; 0: the --plan-gpu value"),
     REAL("plan-network-burst", FREE, plan_network_burst, "0", 0, 1e9,
          "MB that a node can send at full speed after a pause, on networks with traffic shaping"),
     REAL("plan-lossless-bits", FREE, plan_lossless_bits, "3", 0.1, 16,
@@ -437,8 +437,8 @@ static const Option table[] = {
     CHOICE("plan-gpu", FREE, PlanGpu, plan_gpu, "H200", "A100|A800|H100|H200|H800|B200|MI300X|L40S|RTX4090",
            "GPU to plan for: peak FLOP/s, memory and links"),
     REAL("plan-tflops", FREE, plan_tflops, "0", 0, 1e6,
-         "TFLOP/s per GPU without communication, as --log-throughput prints on one GPU; 0: "
-         "as --plan-gpu implies"),
+         "TFLOP/s per GPU without communication, as --log-throughput prints on one GPU; 0: the --plan-gpu "
+         "value"),
     FLAG("plan-measure", FREE, plan_measure,
          "measure TFLOP/s of forward and backward on this machine's device: one rank, a few of "
          "the model's layers"),

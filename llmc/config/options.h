@@ -48,7 +48,7 @@ typedef struct Option {
     // Allowed range of a number, inclusive. OPTION_TEXT: low 1 refuses "". OPTION_WORDS: low is the
     // minimum number of words.
     double low, high;
-    bool single;           // OPTION_REAL used in float32: must be in the range after rounding
+    bool single;           // OPTION_REAL used in float32: the rounded value must be in range, too
     int multiple;          // an integer must be a multiple of this; 0: any
     const char *choices;   // "first|second"; for OPTION_INT, the allowed numbers
     const char *no_other;  // OPTION_CHOICE: why there is no other choice, for the error message; or NULL
@@ -70,8 +70,9 @@ void options_free_words(char **words, int count);
 
 // Stores every row's default.
 void options_defaults(const Option *table, int rows, void *settings);
-// Stores the value of one row as the command line does. OPTION_FLAG: the word is "true" or "false".
-// Not for OPTION_WORDS. Error (EXIT_USAGE): malformed or out of range; settings are then unchanged.
+// Parses a word as the value of this row, as on the command line, and stores it. OPTION_FLAG: the
+// word is "true" or "false". Not for OPTION_WORDS. Error (EXIT_USAGE): malformed or out of range;
+// settings are then unchanged.
 bool options_set(const Option *row, const char *word, void *settings, Error *err);
 // Further results of options_parse.
 typedef struct OptionsFound {

@@ -56,7 +56,7 @@ static void bad_lines(void **state) {
         {"--rotary-percent 0", "above 0"},
         {"--rotary-base 0.5", "at least 1"},
         {"--position-embedding-type relative", "not one of learned_absolute|rope"},
-        {"--position-embedding-type rope --rotary-percent 0.2", "must be an even number"},
+        {"--position-embedding-type rope --rotary-percent 0.2", "rotates an even number of at least 2"},
         {"--group-query-attention --num-query-groups 3",
          "--num-attention-heads 4 is not divisible by --num-query-groups 3"},
         {"--group-query-attention --num-query-groups 0", "at least 1"},

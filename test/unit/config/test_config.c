@@ -270,7 +270,8 @@ static void bad_combinations(void **state) {
     } bad[] = {
         {"--hidden-size 100 --num-attention-heads 3", 0,
          "--hidden-size 100 is not divisible by --num-attention-heads 3"},
-        {"--hidden-size 48 --num-attention-heads 4", 0, "gives heads of size 12; it must be a multiple of 8"},
+        {"--hidden-size 48 --num-attention-heads 4", 0,
+         "gives heads of size 12, which must be a multiple of 8"},
         {"--ffn-hidden-size 100", 0, "must be a multiple of 8"},
         {"--seq-length 64", 0, "--seq-length 64 is larger than --max-position-embeddings 32"},
         {"--global-batch-size 30", 4,
@@ -293,7 +294,7 @@ static void bad_combinations(void **state) {
          "can only increase"},
         {"--override-opt_param-scheduler --use-checkpoint-opt_param-scheduler", 0, "contradict"},
         {"--data-parallel-sharding-strategy no_shard --quantized-weights", 0,
-         "--quantized-weights has no weights to quantize with --data-parallel-sharding-strategy no_shard"},
+         "--quantized-weights has no effect with --data-parallel-sharding-strategy no_shard"},
         {"--data-parallel-sharding-strategy no_shard --local-steps 4", 0,
          "drop --data-parallel-sharding-strategy no_shard"},
         {"--data-parallel-sharding-strategy optim_grads_params --shard-params-over world "
@@ -373,13 +374,13 @@ static void incomplete_lines(void **state) {
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --train-data-path b --split 1,0,0", 0,
               "drop --split");
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --valid-data-path b", 0,
-              "shards for validation or test need --train-data-path");
+              "--valid-data-path and --test-data-path need --train-data-path");
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --quantized-weights", 0,
               "--quantized-weights needs --use-distributed-optimizer");
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --quantized-gradients", 0,
               "--quantized-gradients needs");
     must_fail(SHAPE "--lr 1 --train-samples 3 --tokenizer-type Byte --data-path a", 2,
-              "less than one --global-batch-size 4");
+              "less than --global-batch-size 4");
     must_fail(SHAPE "--lr 1 --train-samples 99 --lr-warmup-iters 3 --tokenizer-type Byte --data-path a", 0,
               "--lr-warmup-iters cannot be combined with --train-samples");
     must_fail(SHAPE "--lr 1 --train-samples 99 --tokenizer-type Byte --data-path a --rampup-batch-size 2 2",
@@ -748,9 +749,10 @@ static void checkpoints_must_match(void **state) {
     assert_true(resume(&run, SMALL, SMALL "--lr 2e-3 --load c --finetune"));
     config_free(&run.config);
     assert_false(resume(&run, SMALL, SMALL "--lr 2e-3"));
-    assert_non_null(strstr(run.err.what, "lr 0.001, this run's 0.002; add --override-opt_param-scheduler"));
+    assert_non_null(
+        strstr(run.err.what, "lr 0.001, but this run's has 0.002; add --override-opt_param-scheduler"));
     assert_false(resume(&run, SMALL, SMALL "--global-batch-size 8"));  // the schedule is in samples
-    assert_non_null(strstr(run.err.what, "schedule_decay_samples 40, this run's 80"));
+    assert_non_null(strstr(run.err.what, "schedule_decay_samples 40, but this run's has 80"));
     assert_true(resume(&run, SMALL, SMALL "--lr 2e-3 --override-opt_param-scheduler"));
     assert_true(run.config.lr == 2e-3);
     config_free(&run.config);
@@ -768,15 +770,16 @@ static void checkpoints_must_match(void **state) {
                 run.config.end_weight_decay == 1);
     config_free(&run.config);
     assert_true(resume(&run, SMALL, SMALL "--seed 5"));
-    assert_string_equal(run.notes,
-                        "seed was 1234 in the checkpoint and is 5: training continues with the data in "
-                        "another order\n");
+    assert_string_equal(
+        run.notes,
+        "seed was 1234 in the checkpoint and is now 5, so training continues with the data in "
+        "another order\n");
     config_free(&run.config);
     assert_false(resume(&run,
                         SMALL "--weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 1",
                         SMALL "--weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 1 "
                               "--train-iters 20 --lr-decay-iters 10"));
-    assert_non_null(strstr(run.err.what, "schedule_weight_decay_samples 40, this run's 80"));
+    assert_non_null(strstr(run.err.what, "schedule_weight_decay_samples 40, but this run's has 80"));
 }
 
 // Every flag of the first section describes the model. Each is loaded by programs that don't train,

@@ -125,13 +125,11 @@ static void checkpoints_of_other_layouts(void **state) {
     assert_false(resume(&run, SMALL, TWO "--make-vocab-size-divisible-by 128"));
     assert_int_equal(run.err.code, EXIT_CHECKPOINT);
     assert_non_null(strstr(run.err.what,
-                           "has 384 rows, this run's 512; add "
+                           "size is 384, but this run's is 512; add "
                            "--make-vocab-size-divisible-by 192"));
     assert_false(resume(&run, SMALL "--make-vocab-size-divisible-by 1", TWO));
     assert_int_equal(run.err.code, EXIT_CHECKPOINT);
-    assert_non_null(strstr(run.err.what,
-                           "has 257 rows, which is not divisible by "
-                           "--tensor-model-parallel-size 2"));
+    assert_non_null(strstr(run.err.what, "size 257 is not divisible by --tensor-model-parallel-size 2"));
 }
 
 int main(void) {

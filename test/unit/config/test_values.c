@@ -224,7 +224,7 @@ static void wsd_is_part_of_the_schedule(void **state) {
     char *json = config_to_json(&run.config);
     must_run(&other, SMALL "--lr-decay-style WSD --lr-wsd-decay-iters 5 --lr-wsd-decay-style linear", 1);
     assert_false(config_match_checkpoint(&other.config, json, other.notes, sizeof other.notes, &other.err));
-    assert_non_null(strstr(other.err.what, "schedule_wsd_samples 8, this run's 10"));
+    assert_non_null(strstr(other.err.what, "schedule_wsd_samples 8, but this run's has 10"));
     other.config.use_checkpoint_opt_param_scheduler = true;
     assert_true(config_match_checkpoint(&other.config, json, other.notes, sizeof other.notes, &other.err));
     assert_int_equal(other.config.wsd_samples, 8);
