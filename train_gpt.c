@@ -68,19 +68,22 @@ static double count_tokens(const GPT *gpt, const Batch *batch) {
     return tokens;
 }
 
-// The samples of a step, or of one batch of an evaluation.
+// The samples that run_micro_batches loads in a training step or an evaluation batch.
 typedef struct BatchSource {
     int split;      // SPLIT_TRAIN, SPLIT_VALID or SPLIT_TEST
     int64_t first;  // global sample of micro-batch 0
-    int64_t row;    // samples from one micro-batch to the next, over all data-parallel ranks
+    int64_t row;    // samples of a micro-batch on all data-parallel ranks together
     int64_t parts;  // micro-batches whose losses are averaged
     double tokens;  // unmasked tokens loaded so far
 } BatchSource;
 
-// Loads the micro-batch of a pass. Its losses add up to the sum over unmasked tokens, divided by
-// all tokens of `parts` micro-batches; token_factor turns that into the mean over unmasked tokens.
-// By default gradients are averaged over the unmasked tokens of a micro-batch, then over
-// micro-batches, as in Megatron-LM. Returns the number of unmasked tokens.
+// Loads a micro-batch and sets the scales of its pass:
+//   report_scale  for the reported loss. Divides the loss sum by all tokens of `parts`
+//                 micro-batches; token_factor later corrects the result for masked tokens.
+//   loss_scale    for the gradients. Averages over the unmasked tokens of each micro-batch and then
+//                 over micro-batches, as in Megatron-LM. With --calculate-per-token-loss it equals
+//                 report_scale.
+// Returns the number of unmasked tokens.
 static double load_micro_batch(Run *run, GPT *gpt, const BatchSource *source, Pass *pass) {
     double N = (double)gpt->B * gpt->T, parts = (double)source->parts;
     int64_t sample = source->first + (int64_t)pass->micro_batch * source->row;
@@ -96,8 +99,8 @@ static double load_micro_batch(Run *run, GPT *gpt, const BatchSource *source, Pa
     return tokens;
 }
 
-// Returns the ratio of all tokens to unmasked tokens in `parts` micro-batches of every rank of a
-// group. 0 if all tokens are masked. Collective with --eod-mask-loss.
+// Returns the ratio of all tokens to unmasked tokens, summed over the ranks of `comm`, or 0 if all
+// tokens are masked. With --eod-mask-loss it is collective; otherwise it returns 1.
 static double token_factor(Run *run, const GPT *gpt, const BatchSource *source, MPI_Comm comm) {
     double sums[2] = {(double)source->parts * gpt->B * gpt->T, source->tokens};
     if (!run->config.eod_mask_loss) return 1.0;
@@ -109,7 +112,7 @@ static double token_factor(Run *run, const GPT *gpt, const BatchSource *source, 
 
 // Runs micro-batches through this rank's pipeline stage in the order of the 1F1B schedule: forward
 // and backward, or forward only. Without pipeline parallelism each micro-batch runs forward, then
-// backward. Losses add up in zero_loss_sum. Gradients accumulate, and ZeRO reduces a layer's
+// backward. Losses accumulate in zero_loss_sum. Gradients accumulate, and ZeRO reduces a layer's
 // gradients as soon as they are complete, while backward continues.
 static void run_micro_batches(Run *run, GPT *gpt, BatchSource *source, int count, bool training) {
     Pass pass;
@@ -149,8 +152,8 @@ static void train_step(Run *run, GPT *gpt) {
     timer_stop(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
 
     run->site.phase = "update";
-    // The host doesn't know yet whether the previous step was applied or skipped, which moves the
-    // learning-rate schedule. So the device chooses between two learning rates.
+    // Skipped steps do not advance the learning-rate schedule. The host does not know yet whether
+    // the previous step was skipped, so it passes both learning rates, and the device picks one.
     int64_t skipped_n = run->scheduled,
             applied_n = run->scheduled + (run->status_unread ? run->step_batch : 0);
     zero_update(run->zero, schedule_lr(&run->schedule, applied_n), schedule_lr(&run->schedule, skipped_n),
@@ -208,8 +211,9 @@ static const char *why_stopped(const Run *run) {
     }
 }
 
-// As in Megatron-LM, each validation starts at the sample after the previous one's last. That also
-// holds after an evaluation that ended early, so that a resumed run sees the same samples. Returns
+// Evaluates and logs the loss. As in Megatron-LM, each validation continues in the data where the
+// previous one would have ended, even if it stopped early, so a resumed run sees the same samples.
+// Returns
 // false if the data was corrupt, which ends the run.
 static bool evaluate_and_log(Run *run, GPT *gpt, int split, const char *suffix, bool verbose) {
     const Config *c = &run->config;
@@ -243,10 +247,10 @@ static bool final_evaluation(Run *run, GPT *gpt) {
 
 // ===== the training loop =========================================================================
 
-// Returns true if the anomaly guard ends the run: non-finite losses or gradients, too many skipped
-// steps, a corrupted message. With local steps each replica group decides for itself, so the groups
-// have to agree. They do so when run_poll_stop reports an anomaly, and whenever the status of the
-// latest step has been read.
+// Returns true if the anomaly guard ends the run because of non-finite losses or gradients, too
+// many skipped steps or a corrupted message. With local steps each replica group has its own guard,
+// so the groups must agree. They do so when run_poll_stop reports an anomaly, and whenever the
+// status of the latest step has been read.
 static bool guard_ends_run(Run *run, bool status_read) {
     bool collective = run->mesh.replica_groups.size > 1 && (status_read || run->stop.reason == STOP_ANOMALY);
     if (collective) return !run_agreed(run, !run->guard.ended_at);
@@ -266,8 +270,8 @@ static void save_and_leave(Run *run, const char *why, int exit_code) {
     if (save_checkpoint(run) && advance_save(run, true)) log_datetime(run->log, "%s", why);
 }
 
-// Leaves the loop for a reason that is not an error. Called twice after a step: before and after a
-// save that is due.
+// Saves and leaves the loop if a signal, a time limit or --exit-interval asks for it. Called twice
+// after each step: before a regular save to handle signals, and after it for the other reasons.
 static bool leave_loop(Run *run, bool after_save) {
     char why[96];
     int code = EXIT_DONE;
@@ -287,8 +291,8 @@ static bool leave_loop(Run *run, bool after_save) {
     return true;
 }
 
-// Runs what is due after an iteration, in Megatron-LM's order: evaluation, signal, save, duration,
-// exit interval. Returns true to leave the loop.
+// Runs everything that is due after an iteration, in Megatron-LM's order: evaluation, signal, save,
+// time limit, exit interval. Returns true to leave the loop.
 static bool after_step(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     int64_t i = run->iteration;
@@ -312,8 +316,8 @@ static bool after_step(Run *run, GPT *gpt) {
     return false;
 }
 
-// Returns true if the status of the latest step is needed now, because something is printed, saved,
-// decided or computed from it. Per-step records (JSON, TensorBoard) are written one step late.
+// Returns true if the status of the latest step is needed now: for the log, an evaluation, a save,
+// or the decision to exit. Per-step records (JSON, TensorBoard) are written one step late.
 static bool needs_status(const Run *run) {
     const Config *c = &run->config;
     int64_t i = run->iteration;
@@ -351,13 +355,13 @@ static void run_training(Run *run, GPT *gpt) {
     if (!start_run(run, gpt)) return;
     if (!run->config.skip_train && !train(run, gpt)) return;
     if (!final_evaluation(run, gpt)) return;
-    // A signal during the final evaluation: the trained model has been saved.
+    // A signal during the final evaluation only ends the run: the model is already saved.
     if (run->stop.reason == STOP_SIGNAL) run->exit_code = EXIT_STOPPED;
     else write_sample(run, gpt);
 }
 
-// --plan-measure: times a few training steps of some of the model's layers on this device. The rate
-// is used by --plan-network.
+// Times a few training steps with some of the model's layers on this device (--plan-measure).
+// --plan-network uses the measured FLOP rate.
 static bool measure_flops(Run *run) {
     Run measured;
     GPT gpt;

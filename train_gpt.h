@@ -3,9 +3,8 @@
 #include "llmc/model/gpt.h"
 LLMC_BEGIN
 
-// Runs the trainer with the command line of a program and returns its exit code
-// (docs/exit_codes.md). May be called repeatedly. Starts and ends MPI unless MPI is running
-// already.
+// Runs the trainer with a program's command line and returns the exit code (docs/exit_codes.md).
+// May be called repeatedly. Initializes and finalizes MPI unless the caller has initialized it.
 int train_gpt(int argc, char **argv);
 
 LLMC_END

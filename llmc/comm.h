@@ -1,7 +1,7 @@
-// The backend interface, part 3: collectives within a group of ranks, in stream order on device
-// memory. llmc/cpu/comm.c uses MPI, llmc/cuda/comm.cu NCCL and, inside a node, copy engines. Opened
-// by llmc/run/setup.c. sdp4bit/wire.c exchanges gradients and weights through it, llmc/state/zero.c
-// the step status.
+// Backend interface, part 3: collectives within a group of ranks, on device memory and in stream
+// order. llmc/cpu/comm.c implements them with MPI; llmc/cuda/comm.cu uses NCCL, and copy engines
+// within a node. llmc/run/setup.c opens the communicators. sdp4bit/wire.c exchanges gradients and
+// weights, llmc/state/zero.c exchanges step records.
 // A failed collective ends the job through fatal() with EXIT_COMMUNICATION, except in groups set up
 // by comm_may_lose.
 #pragma once
@@ -9,9 +9,10 @@
 #include "llmc/ranks/mesh.h"
 LLMC_BEGIN
 
-// Creates a communicator for each group of several ranks, except dp, whose exchanges use its two
-// levels node and rail. pp and embedding have links only, no collectives. Collective over the
-// world, after mesh_open. Call comm_connect before the first exchange.
+// Creates a communicator for each group of several ranks. Exceptions: exchanges in dp use the
+// communicators of its two levels, node and rail; pp and embedding use links instead of
+// collectives. Collective over the world. Call it after mesh_open, and comm_connect before the
+// first exchange.
 // limit: timeout of a CPU rank's collective in seconds, 0 for none. On timeout the job ends and the
 // message names the rank that did not answer. GPU collectives do not block the host; there the
 // watchdog (heartbeat.h) enforces the timeout and polls NCCL for asynchronous errors.
@@ -27,35 +28,36 @@ typedef struct CommPiece {
 } CommPiece;
 // COMM_ALIGNMENT: granularity in bytes at which processes can share GPU memory.
 enum { COMM_PIECES = 4, COMM_ALIGNMENT = 2 << 20, COMM_FLAG_BYTES = COMM_ALIGNMENT };
-// Maps these ranges of memory in all ranks of the node. From then on copy engines, which occupy no
-// SM, serve every comm_all_to_all in `node` whose send buffer is within a range, and every
-// comm_all_gather whose buffer is. The buffer must have the same offset on every rank. All such
-// calls must be on one stream.
-// piece: (pieces), of the same sizes on every rank; those with 0 bytes are ignored. The first bytes
-// of each are overwritten and then cleared.
+// Maps ranges of device memory in all ranks of the node. From then on, copy engines serve the
+// comm_all_to_all and comm_all_gather calls in `node` whose send buffer is within one of these
+// ranges, and the exchange occupies no SM. The buffer must have the same offset on every rank, and
+// all these calls must be on one stream.
+// piece: (pieces) ranges of the same sizes on every rank; ranges of 0 bytes are ignored. The first
+// bytes of each range are overwritten, then zeroed.
 // flags: COMM_FLAG_BYTES of device memory for the backend.
-// Collective over the node. Returns false on all of its ranks, with the reason in err, if one
-// cannot access another's memory; exchanges then use NCCL, as between nodes. CPU ranks cannot
-// share.
+// Collective over the node. If a rank cannot access another rank's memory, returns false on all
+// ranks with the reason in err, and exchanges use NCCL as they do between nodes. Always false on
+// CPU ranks.
 bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err);
 // Unmaps the shared memory, which may then be freed. Collective over the node; no collective may be
 // pending. No-op unless memory is shared.
 void comm_unshare(const Group *node);
-// Opens all missing connections and sends a small message through each. Faults that a restart would
-// not fix (no network, too little memory for buffers) thus end the job before training, with
-// EXIT_ENVIRONMENT. Errors of NCCL's own threads and timeouts still end with EXIT_COMMUNICATION.
-// Collective over the world. Call it after comm_share, which makes NCCL connections inside the node
-// unnecessary, and again after comm_unshare. No-op on CPU ranks. memory: COMM_TRIAL_BYTES of device
+// Opens all missing connections and sends a small message through each. So faults that a restart
+// would not fix (no network, too little memory for buffers) end the job before training, with
+// EXIT_ENVIRONMENT. Timeouts and errors in NCCL's own threads still end it with EXIT_COMMUNICATION.
+// Collective over the world. Call it after comm_share, which makes NCCL connections within the node
+// unnecessary, and again after comm_unshare. No-op on CPU ranks.
+// memory: COMM_TRIAL_BYTES of device
 // memory per rank of the world, overwritten.
 enum { COMM_TRIAL_BYTES = 16 };
 void comm_connect(const Mesh *mesh, void *memory);
 
-// Lets the job survive the loss of a member of this group (node_failure.h). On a loss *lost
-// (allocated by host_alloc) becomes 1 before pending collectives complete, and later ones are
-// no-ops. Their results are undefined: kernels that use them must test *lost. Call after comm_open.
+// Lets the job survive the loss of a member of this group (node_failure.h). After a loss, *lost
+// (allocated by host_alloc) becomes 1, then pending collectives complete with undefined results,
+// and later ones are no-ops. Kernels that use the results must test *lost. Call after comm_open.
 void comm_may_lose(const Group *group, int *lost);
-// Marks a member as lost, if the main thread learned of it elsewhere. No-op without comm_may_lose
-// and on later calls.
+// Marks a member as lost after the main thread has detected the loss by other means. No-op without
+// comm_may_lose and on repeated calls.
 void comm_lose(const Group *group);
 
 // Collectives are no-ops in a group of one, and without comm_open.
@@ -66,8 +68,8 @@ void comm_all_to_all(const Group *group, const void *send, void *recv, size_t by
 // All-gathers in place: on entry the caller's slot (at rank * bytes) is filled, on completion all
 // slots are.
 void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *stream);
-// The caller's part of a row, and the destination of all (size) parts in the order of members. All
-// parts of a row have the same size.
+// A row of an all-gather: the caller's part, and the destination of the parts of all members in
+// rank order. All parts of a row have the same size.
 typedef struct CommRow {
     const void *own;
     void *all;
@@ -75,22 +77,22 @@ typedef struct CommRow {
 } CommRow;
 // All-gathers several rows at once. Not in place: the caller's parts are copied.
 void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *stream);
-// Returns the bytes this rank has sent in this group, links included, comm_connect excluded.
+// Returns the bytes this rank has sent in this group, including links but not comm_connect.
 uint64_t comm_sent(const Group *group);
 
 // A one-way, ordered channel from one rank of a group to another, used by pipeline stages. Each
 // link has its own communicator and stream, so links do not block each other. Several messages may
 // be pending at both ends. Timeouts, watchdog and errors are as for collectives.
 typedef struct Link Link;
-// Opens a link. from, to: different members of the group. name: the content, for error messages
-// ("hidden states"); must outlive the link. Both ends call it, all ranks in the same order, or two
-// ranks could deadlock. Other ranks need not call and get NULL. Call after comm_open and before
-// comm_connect, which connects the links.
+// Opens a link. from, to: different members of the group. name: describes the messages in errors
+// ("hidden states"); must outlive the link. Both ends must call it, and all ranks must open their
+// links in the same order to avoid deadlock. Other ranks may call it and get NULL. Call it after
+// comm_open and before comm_connect, which connects the links.
 Link *link_open(const Group *group, int from, int to, Device *device, const char *name);
 // Sends a message once the stream's work so far is done. Memory must not change before link_sent.
 // Both ends pass the same number of bytes; 0 is allowed.
 void link_send(Link *link, const void *memory, size_t bytes, Stream *stream);
-// Makes later work of stream wait until all messages but the newest `pending` are sent. On CPU
+// Makes later work of stream wait until at most `pending` messages are still being sent. On CPU
 // ranks the caller waits.
 void link_sent(Link *link, int pending, Stream *stream);
 // Posts a receive of the next message into memory, once the stream's work so far is done. Any

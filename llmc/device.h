@@ -1,6 +1,6 @@
-// The backend interface, part 1: devices, memory, streams and copies, chosen at link time. On CPU
-// ranks (llmc/cpu/device.c) a stream is the calling thread and an event a time stamp;
-// llmc/cuda/device.cu implements GPUs.
+// Backend interface, part 1: devices, memory, streams and copies. The backend is chosen at link
+// time: llmc/cuda/device.cu for GPUs, llmc/cpu/device.c for CPU ranks. On CPU ranks all work of a
+// stream runs immediately on the calling thread, and an event is a time stamp.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -12,12 +12,12 @@ typedef struct Event Event;
 
 // Properties of the backend's devices.
 typedef struct DeviceKind {
-    bool numbered;            // ranks choose among the host's devices; else each has its own
-    bool own_memory;          // separate from host memory; else the ranks of a host share host memory
+    bool numbered;            // ranks select one of the host's devices by index; false: CPU ranks
+    bool own_memory;          // devices have their own memory; false: the ranks of a host share its memory
     bool asynchronous;        // work on a stream runs while the caller continues
-    const char *only_way;     // reason if ranks have only one way to exchange messages; NULL: several
-    const char *where;        // "on each GPU": location of planned memory, for reports
-    const char *beside_plan;  // memory use that no plan includes, for reports
+    const char *only_way;     // why ranks can exchange messages in only one way; NULL: several ways
+    const char *where;        // location of planned memory in reports, such as "on each GPU"
+    const char *beside_plan;  // names memory that plans do not include, in reports
 } DeviceKind;
 const DeviceKind *device_kind(void);
 
@@ -28,12 +28,12 @@ int device_count(void);
 // address. Empty on CPU ranks and for missing devices.
 void device_identity(int index, char *text, size_t bytes);
 // Opens local device `index`; the CPU backend accepts any. Verifies the floating-point environment
-// of the exact regime: round to nearest, denormals kept. site: kept for fatal errors. Error:
-// EXIT_ENVIRONMENT.
+// of the exact regime: round to nearest, denormals kept. site: reported by fatal errors; must
+// outlive the device. Error: EXIT_ENVIRONMENT.
 Device *device_open(int index, const Site *site, Error *err);
 void device_close(Device *device);
-// --deterministic-mode: selects ordered sums in ops that have a faster unordered form, which is the
-// backward of attention on GPUs. CPU ranks are always deterministic.
+// Selects deterministic kernels (--deterministic-mode). Only the backward pass of attention on GPUs
+// has a faster non-deterministic one.
 void device_set_deterministic(Device *device, bool deterministic);
 const char *device_name(const Device *device);  // "CPU AMD EPYC ..." or the GPU's name
 const char *device_backend(void);               // "cpu" or "cuda"
@@ -42,10 +42,11 @@ const Site *device_site(const Device *device);
 void device_libraries(char *text, size_t bytes);
 // Current free and total bytes of device memory.
 void device_memory(const Device *device, size_t *free_bytes, size_t *total_bytes);
-// Bytes that one of `sharers` ranks of this machine may still allocate. CPU ranks share host
-// memory, each within its own limit (ulimit -v).
+// Bytes that each of `sharers` ranks on this device or host may still allocate. CPU ranks share
+// host memory; ulimit -v also limits each of them.
 size_t device_share(const Device *device, int sharers);
-// Bytes in use now. GPU: by all processes, CUDA contexts included. CPU: by this process.
+// Bytes in use now: on a GPU by all processes, including CUDA contexts; on CPU ranks by this
+// process.
 size_t device_taken(const Device *device);
 // Total of all device_alloc calls since device_open, freed or not. Equals the memory plan unless
 // something was allocated outside it.
@@ -62,7 +63,7 @@ void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err);
 void host_free(Device *device, void *memory);
 
 Stream *stream_create(Device *device, const char *name);
-// Creates a high-priority stream, for communication that other streams wait for. CPU: no effect.
+// Creates a high-priority stream, for communication that other streams wait for.
 Stream *stream_create_urgent(Device *device, const char *name);
 void stream_destroy(Stream *stream);
 const Site *stream_site(const Stream *stream);
@@ -83,17 +84,18 @@ void event_synchronize(Event *event);            // the host waits
 // Returns the milliseconds between two recorded timed events, by the device's clock.
 double event_elapsed_ms(Event *start, Event *stop);
 
-// Marks a named span of host work for profilers: an NVTX range on GPUs (Nsight Systems also shows
-// the work queued meanwhile, and stream names), nothing on CPU ranks. Spans may overlap. name:
-// static. Returns a handle for profile_range_end.
+// Marks a range of host work as an NVTX range; Nsight Systems also shows the GPU work launched
+// within it. Ranges may overlap. name: a string literal. Returns a handle for profile_range_end.
+// No-op on CPU ranks.
 uint64_t profile_range_start(const char *name);
 void profile_range_end(uint64_t range);
 
-// Copies in stream order, asynchronous. The host source of an upload may be reused on return. A
+// Asynchronous copies in stream order. The host source of an upload may be reused on return. A
 // download is complete after stream_synchronize.
 void copy_to_device(Stream *stream, void *device_memory, const void *host, size_t bytes);
 void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t bytes);
-// The same for memory of host_alloc, without blocking the host. Uploads read in stream order.
+// The same for host memory of host_alloc, without blocking the host. An upload reads its source in
+// stream order, so the source must not change before the copy is done.
 void copy_from_pinned(Stream *stream, void *device_memory, const void *pinned, size_t bytes);
 void copy_to_pinned(Stream *stream, void *pinned, const void *device_memory, size_t bytes);
 void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes);

@@ -27,13 +27,13 @@ HD_FN AdamScalars adam_scalars(const UpdateShard *a, float weight_decay) {
     return scalars;
 }
 
-// Master weights must stay below 2^126, so that differences from model weights and all decoded
-// weights are finite too.
+// Limit of master weights. Below it, differences from model weights and all decoded weights are
+// finite too.
 #define MASTER_LIMIT 0x7E800000u  // the bits of 2^126
 
-// Apex FusedAdam in adam_w mode: epsilon outside the root, decoupled decay scaled by the learning
-// rate. Updates p, m and v. Returns false if v is not finite or |p| reaches the limit; a non-finite
-// m makes p non-finite.
+// AdamW as in Apex's FusedAdam (adam_w mode): epsilon is added after the square root, and decoupled
+// weight decay is scaled by the learning rate. Updates p, m and v. Returns false if v is not finite
+// or |p| reaches the limit, which includes a non-finite m.
 HD_FN bool adamw_step(float *p, float *m, float *v, float grad, AdamScalars a) {
     float g = f32_mul(grad, a.clip);
     *m = f32_add(f32_mul(a.beta1, *m), f32_mul(a.one_minus_beta1, g));
@@ -43,7 +43,7 @@ HD_FN bool adamw_step(float *p, float *m, float *v, float grad, AdamScalars a) {
     float decay = f32_mul(a.weight_decay, *p);
     float step = f32_add(f32_div(m_hat, f32_add(f32_sqrt(v_hat), a.epsilon)), decay);
     *p = f32_sub(*p, f32_mul(a.learning_rate, step));
-    // Both tests without branches, so that compilers vectorize.
+    // No branches, so that compilers vectorize the loop.
     int small = (f32_bits(*p) & 0x7FFFFFFFu) < MASTER_LIMIT;
     int finite = (f32_bits(*v) & 0x7FFFFFFFu) < 0x7F800000u;
     return small & finite;

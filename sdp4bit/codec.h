@@ -1,5 +1,5 @@
-// Arithmetic of SDP4Bit: the codec table, quantization, transforms, rounding bits, the summation
-// tree of the norm. Inline for host and device, so that CPU ranks and GPUs compute bitwise
+// Arithmetic of SDP4Bit: the codec table, quantization, transforms, rounding bits, and the
+// summation tree of the norm. Inline for host and device, so CPU ranks and GPUs compute bitwise
 // identical results. This file and layout.h define the wire format; README.md has a worked example.
 //
 // Exact regime: every operation is a single IEEE-754 operation, nearly always fp32, written with
@@ -13,15 +13,15 @@
 // --- rounding bits ------------------------------------------------------------------------------
 
 // Selects a stream of rounding bits. source: the dp rank at level 1, the node at level 2, 0 for
-// weights; ranks with equal rounding errors would not average them out.
+// weights. Different sources have different bits, so that their rounding errors average out.
 typedef struct RoundingKey {
     uint32_t seed, step, purpose, source;
 } RoundingKey;
 static_assert(sizeof(RoundingKey) == 16, "the key is four Philox words");
 
-// 16-bit random numbers for the 8 elements at logical offsets 8*block .. 8*block+7. Element e uses
-// half e&1 (the low half first) of word e>>1. 7 rounds are the fewest that pass BigCrush; the usual
-// 10, which initialization and dropout use, would delay communication.
+// Returns 16-bit random numbers for the 8 elements at logical offsets 8*block .. 8*block+7. Element
+// e uses word e>>1: the low half if e is even, else the high half. 7 rounds, the fewest that pass
+// BigCrush, because quantization delays communication; initialization and dropout use the usual 10.
 enum { ROUNDING_ROUNDS = 7, ROUNDING_BLOCK = 8 };
 HD_FN Philox4 rounding_bits(RoundingKey key, uint64_t block) {
     uint32_t low = (uint32_t)block, high = (uint32_t)(block >> 32);
@@ -34,9 +34,9 @@ HD_FN Philox4 rounding_bits(RoundingKey key, uint64_t block) {
 // then Hadamard of order 256, which makes any group nearly Gaussian, as EDEN assumes.
 typedef enum Transform { TRANSFORM_NONE, TRANSFORM_HADAMARD, TRANSFORM_ROTATION } Transform;
 
-// Unnormalized Sylvester transform of `order` values in place. order: a power of two. Stages 1, 2,
-// 4, ...; the upper lane gets the difference. Applied twice it multiplies by the order, so the
-// receiver multiplies by its inverse once.
+// Transforms `order` values in place by the unnormalized Sylvester-Hadamard matrix. order: a power
+// of two. Stages have strides 1, 2, 4, ...; the upper element of a pair gets the difference. Two
+// transforms multiply by the order, so the receiver scales by its inverse once.
 #define HADAMARD_ORDER 32
 #define HADAMARD_INVERSE 0.03125f
 #define ROTATION_ORDER 256
@@ -52,8 +52,9 @@ HD_FN void hadamard(float *x, int order) {
     }
 }
 
-// Sign bits of the 32 elements at logical offsets 32*word .. 32*word+31: bit i set flips element i.
-// The key must not depend on the source: ranks are summed before the rotation is inverted.
+// Returns the sign bits of the 32 elements at logical offsets 32*word .. 32*word+31: bit i flips
+// the sign of element i. All ranks must use the same key, because their values are summed before
+// the rotation is inverted.
 HD_FN uint32_t rotation_signs(RoundingKey key, uint64_t word) {
     return rounding_bits(key, word / 4).v[word % 4];
 }
@@ -73,8 +74,8 @@ HD_FN void rotation_flip(float *x, RoundingKey key, int64_t logical) {
 HD_FN int transform_order(Transform transform) {
     return transform == TRANSFORM_ROTATION ? ROTATION_ORDER : HADAMARD_ORDER;
 }
-// Transforms one block of transform_order elements. logical: offset of the first element; key: of
-// the rotation's signs.
+// Transforms one block of transform_order elements. logical: offset of the first element. key:
+// selects the rotation's signs.
 HD_FN void transform_block(float *x, Transform transform, RoundingKey key, int64_t logical) {
     if (transform == TRANSFORM_NONE) return;
     if (transform == TRANSFORM_ROTATION) rotation_flip(x, key, logical);
@@ -86,9 +87,8 @@ HD_FN void transform_block(float *x, Transform transform, RoundingKey key, int64
 // One row per codec: ROW(ID, name, bits per element, L).
 //   plain    L = 0: the values themselves, as floats of that many bits
 //   uniform  codes -L..L in two's complement, and one fp32 scale per group
-//   EDEN     codes with the sign in the top bit and one of L levels below it, and one fp32 scale
-// per
-//            EDEN_GROUP elements
+//   EDEN     codes with the sign in the top bit and the index of one of L levels below it, and one
+//            fp32 scale per EDEN_GROUP elements
 // Codes form a bit stream: element i's code is bits [i * bits, (i + 1) * bits), and bit k of the
 // stream is bit k % 8 of byte k / 8. README.md, "Adding a codec", lists what else a row needs.
 #define PLAIN_CODECS(ROW) \
@@ -110,18 +110,19 @@ enum { CODECS = 0 ALL_CODECS(CODEC_COUNT) };
 
 // The codec of unquantized weights.
 #define FLOATX_CODEC (sizeof(floatX) == sizeof(uint16_t) ? CODEC_BF16 : CODEC_FP32)
-// Choices of the command-line options: "4|8" bits of uniform codecs, "4|3|2" of EDEN.
+// Bits accepted by the command-line options: "4|8" for uniform codecs, "4|3|2" for EDEN.
 #define CODEC_BITS_CHOICE(ID, NAME, BITS, LEVELS) "|" #BITS
 #define CODEC_BITS_CHOICES (&(UNIFORM_CODECS(CODEC_BITS_CHOICE))[1])
 #define EDEN_BITS_CHOICES (&(EDEN_CODECS(CODEC_BITS_CHOICE))[1])
 
-// Largest group sizes of weights and of gradients (also of the lcm of both levels' groups). EDEN's
-// group is the rotation order: its scale is unbiased only for elements that one rotation mixed.
+// LARGEST_GROUP: largest group size of weights. LARGEST_GRAD_GROUP: largest group size of
+// gradients, and of the lcm of both levels' group sizes. EDEN groups are the blocks of the
+// rotation, because EDEN's scale is unbiased only for elements mixed by the same rotation.
 enum { LARGEST_GROUP = 16384, LARGEST_GRAD_GROUP = 4096, EDEN_GROUP = ROTATION_ORDER };
 typedef enum Rounding { ROUND_NEAREST = 0, ROUND_STOCHASTIC = 1 } Rounding;
 
-// Assumptions of the other files: values are fp32 or bf16; codes fit into their bits and into a
-// byte; 32 codes are whole 32-bit words; code_stochastic supports up to 127 levels.
+// Assumptions of other files: plain values are fp32 or bf16; codes fit into their bits and into a
+// byte; 32 codes fill whole 32-bit words; code_stochastic supports up to 127 levels.
 #define CHECK_PLAIN(ID, NAME, BITS, LEVELS) \
     static_assert(((BITS) == 32 || (BITS) == 16) && (LEVELS) == 0, NAME ": a plain codec");
 #define CHECK_UNIFORM(ID, NAME, BITS, LEVELS) \
@@ -140,7 +141,7 @@ static_assert(LARGEST_GROUP % HADAMARD_ORDER == 0 && LARGEST_GRAD_GROUP % HADAMA
 typedef struct CodecInfo {
     const char *name;
     int bits;    // per element
-    int levels;  // L, 0 for plain codecs; EDEN: per sign
+    int levels;  // L of a uniform codec; 0 for plain codecs; EDEN: number of levels of each sign
 } CodecInfo;
 
 // Returns the codec's row; a value outside the enum ends the program.
@@ -162,10 +163,11 @@ HD_FN bool codec_eden(Codec codec) {
     return false EDEN_CODECS(CODEC_IS);
 }
 
-// Bytes of the codes or values. elements: a multiple of 8, unless the codec is plain.
+// Returns the bytes of the codes or plain values. elements: a multiple of 8, unless the codec is
+// plain.
 HD_FN int64_t codec_bytes(Codec codec, int64_t elements) { return elements * codec_info(codec).bits / 8; }
 
-// Return the uniform or EDEN codec with this many bits; options admit no other numbers.
+// Return the uniform or EDEN codec with this many bits; command-line options allow no other value.
 #define CODEC_OF_BITS(ID, NAME, BITS, LEVELS) \
     if (bits == (BITS)) return CODEC_##ID;
 HD_FN Codec codec_of_bits(int bits) {
@@ -181,13 +183,14 @@ HD_FN Codec eden_of_bits(int bits) {
 
 // --- one group of a uniform codec ---------------------------------------------------------------
 
-// Symmetric absmax quantizer (paper section 2.2; fp32 scale m/L). `largest`: the group's max |x| as
-// bits, the unsigned maximum of f32_bits(x) & 0x7FFFFFFF, which also orders infinities and NaNs.
+// Scale of the symmetric absmax quantizer (paper section 2.2). largest: the group's max |x| as
+// bits, which is the unsigned maximum of f32_bits(x) & 0x7FFFFFFF. As integers, infinities and NaNs
+// exceed all finite values.
 #define LIFT_BELOW 0x0D800000u  // the bits of 2^-100
 #define LIFT 16777216.0f        // 2^24
 typedef struct GroupScale {
     float scale;    // sent: m / L; 0 if m is subnormal; NaN if any value is not finite
-    float lift;     // v = (x * lift) * inverse is in [-L, L]; 1, or 2^24 where L / m would overflow
+    float lift;     // v = (x * lift) * inverse is in [-L, L]. 1, or 2^24 if L / m would overflow
     float inverse;  // 0 if scale is 0 or NaN: every code is then 0
 } GroupScale;
 
@@ -215,9 +218,10 @@ HD_FN int clamp_code(int q, int levels) { return q > levels ? levels : (q < -lev
 // Rounds to nearest, ties to even.
 HD_FN int code_nearest(float v, int levels) { return clamp_code((int)rintf(v), levels); }
 
-// Rounds stochastically: floor(v + u), u uniform in [0, 1) from 16 random bits. An offset keeps v +
-// u within one binade, so that the addition rounds v to the grid of u, whatever its sign. The grid
-// is 2^-16 up to 63 levels; above, 2^-15 with 15-bit u. offset + u is built from its bits.
+// Rounds stochastically: floor(v + u) with u uniform in [0, 1) from 16 random bits. An offset is
+// added, so that the sum is always in the same binade and the addition rounds v to the grid of u,
+// whatever the sign of v. The grid is 2^-16 for up to 63 levels, else 2^-15 with 15-bit u. The
+// float offset + u is assembled from bits.
 #define STOCHASTIC_FINE 0x43400000u    // 192, in [128, 256)
 #define STOCHASTIC_COARSE 0x43C00000u  // 384, in [256, 512)
 HD_FN bool stochastic_is_fine(int levels) { return levels < 64; }
@@ -243,11 +247,13 @@ HD_FN int unpack_code(uint64_t stream, int e, int bits) {
 
 // --- one group of EDEN --------------------------------------------------------------------------
 
-// EDEN (Vargaftik et al., ICML 2022) of a rotated group z: each element becomes the level nearest
-// to z / unit, with its sign. The scale |z|^2 / <z, levels> makes <z, decoded> = |z|^2, so the
-// decoded vector is not too short along z, and its mean over rotations is z. Levels: Lloyd-Max for
-// a Gaussian of variance 1. Unit: the mean of the root mean square and a third of the largest
-// magnitude; its error is 4 % smaller than with the root mean square alone (4 bits).
+// EDEN (Vargaftik et al., ICML 2022) for a rotated group z. Each element is coded as the level
+// nearest to |z| / unit, and its sign.
+//   scale   |z|^2 / <z, levels>. Then <z, decoded> = |z|^2, and the mean of the decoded vectors
+//           over all rotations is z
+//   levels  Lloyd-Max levels for a Gaussian of variance 1
+//   unit    mean of the root mean square and a third of the largest magnitude, which has a 4 %
+//           smaller error than the root mean square alone (4 bits)
 #define EDEN4_LEVELS \
     0.128395036f, 0.388048291f, 0.656759143f, 0.942340434f, 1.25623119f, 1.6180464f, 2.06901717f, 2.73258948f
 #define EDEN3_LEVELS 0.24509418f, 0.756005287f, 1.34390926f, 2.15194559f
@@ -265,7 +271,8 @@ HD_FN float eden_threshold(int bits, int k) {
     return f32_mul(0.5f, f32_add(eden_level(bits, k), eden_level(bits, k + 1)));
 }
 
-// Range scaling of a group, from the bits of its largest magnitude (as in group_scale).
+// Scaling of a group that keeps its sums in range, chosen by the largest magnitude as bits (as in
+// group_scale).
 #define EDEN_TINY 0x2B800000u  // the bits of 2^-40
 #define EDEN_HUGE 0x58800000u  // 2^50
 #define EDEN_LIFT 0x1p80f      // and its inverse
@@ -310,9 +317,9 @@ HD_FN float eden_scale(float squares, float product, float unlift) {
 
 // --- summation trees ----------------------------------------------------------------------------
 
-// Sums n values as a perfect binary tree over adjacent pairs, destroying x. n: a power of two. GPUs
-// add within a thread, across lanes, then across blocks, and get bitwise identical results at any
-// granularity.
+// Sums n values as a perfect binary tree over adjacent pairs. Destroys x. n: a power of two. GPUs
+// add within threads, then across lanes, then across blocks, which is the same tree, so results are
+// bitwise identical.
 HD_FN float tree_sum(float *x, int n) {
     for (int stride = 1; stride < n; stride *= 2) {
         for (int i = 0; i < n; i += 2 * stride) x[i] = f32_add(x[i], x[i + stride]);
@@ -325,8 +332,7 @@ HD_FN float tree_sum32(float *x) { return tree_sum(x, 32); }
 // --- replica hash -------------------------------------------------------------------------------
 
 // Mixes a weight's bits with its position in the arena (finalizer of splitmix64; Steele, Lea, Flood
-// 2014). The replica hash is the sum over all weights modulo 2^64, which does not depend on the
-// order or the split of the work.
+// 2014). The replica hash is the sum over all weights modulo 2^64, so threads may sum in any order.
 HD_FN uint64_t replica_mix(uint64_t position, uint32_t bits) {
     uint64_t z = (position + 1) * 0x9E3779B97F4A7C15ull + bits;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;

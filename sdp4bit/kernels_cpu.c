@@ -7,7 +7,7 @@
 
 // --- codes and values ---------------------------------------------------------------------------
 
-// Decodes n elements that share a scale; n is a multiple of 8. eden: EDEN codes.
+// Decodes n elements with the same scale. n: a multiple of 8.
 static inline void decode_run(float *x, const uint8_t *codes, float scale, int n, int bits, bool eden) {
     for (int i = 0; i < n; i += ROUNDING_BLOCK, codes += bits) {
         uint64_t stream = 0;
@@ -28,7 +28,7 @@ static void load_values(float *x, const uint8_t *from, Codec codec, int n) {
     }
 }
 
-// A received shard range, see SliceWriter.
+// Codes and scales of a received shard range.
 typedef struct SliceReader {
     const uint8_t *codes;
     const float *scales;
@@ -36,7 +36,7 @@ typedef struct SliceReader {
     int group;
 } SliceReader;
 
-// Reads elements [offset, offset + n) group by group into x. Both are multiples of 8.
+// Reads elements [offset, offset + n) group by group into x. offset and n: multiples of 8.
 static inline void read_groups(float *x, const SliceReader *r, int64_t offset, int n, int bits, bool eden) {
     for (int i = 0; i < n;) {
         int rest = r->group - (int)((offset + i) % r->group), run = rest < n - i ? rest : n - i;
@@ -46,7 +46,7 @@ static inline void read_groups(float *x, const SliceReader *r, int64_t offset, i
     }
 }
 
-// The same for every codec; plain ones take any offset and n.
+// The same for any codec. Plain codecs allow any offset and n.
 static void read_slice(float *x, const SliceReader *r, int64_t offset, int n) {
 #define READ_VALUES(ID, NAME, BITS, LEVELS) \
     case CODEC_##ID: \
@@ -75,7 +75,7 @@ static SliceReader tail_of(const uint8_t *message, const MessageLayout *m, int p
     return r;
 }
 
-// Adds the sources' values in source order. first: reader of the first message; the others follow
+// Sums n values over the sources, in source order. first: reader of the first message; messages are
 // `stride` bytes apart. n: at most LARGEST_GROUP.
 static void sum_sources(float *acc, SliceReader first, int64_t stride, int sources, int64_t offset, int n) {
     float x[LARGEST_GROUP];
@@ -103,7 +103,8 @@ static void invert_block(float *x, Transform transform, RoundingKey rotation, in
 
 // --- gradients ----------------------------------------------------------------------------------
 
-// Scales and transforms n gradients of a partition, whole blocks. logical: offset of the first.
+// Scales and transforms n gradients of a partition. n: a multiple of the transform's order.
+// logical: logical offset of the first.
 static void transformed_grads(float *x, const QuantizePartitions *a, int64_t partition, int64_t at, int n,
                               int64_t logical) {
     const float *grads = a->grads + partition * a->bucket.matrix_per_rank + at;
@@ -308,7 +309,7 @@ void kernel_step_status(Stream *s, StepStatus *control, const StatusInputs *a) {
 
 void kernel_update_shard(Stream *s, const UpdateShard *a) { update_shard_host(a, 1, NULL); }
 
-// Sets n model weights at w to the slice's values, or adds its differences.
+// Sets n model weights at w to the slice's values, or adds them if they are differences.
 static void apply_slice(const ApplyWeights *a, floatX *w, SliceReader slice, int64_t n) {
     float x[BLOCK];
     bool add = a->difference && codec_grouped(slice.codec);

@@ -31,15 +31,15 @@ static bool check_input(const LayoutTensor *tensors, int count, const LayoutOpti
     return true;
 }
 
-// Number of equal parts of a bucket.
+// Number of equal parts that a bucket is divided into.
 static int64_t shares(const BucketLayout *layout) { return (int64_t)layout->dp * layout->options.pieces; }
 
-// Minimum size of a bucket or chunk; smaller ones are not worth their messages.
+// Minimum size of a bucket or chunk; a smaller one would not be worth its messages.
 static int64_t least_bucket(const BucketLayout *layout) {
     return 16 * shares(layout) * layout->options.alignment;
 }
 
-// Decides which units share a bucket: unit_bucket[u]. Greedy in forward order.
+// Assigns units to buckets greedily in forward order (unit_bucket). Returns the number of buckets.
 static int merge_units(BucketLayout *layout, const LayoutTensor *tensors, int count) {
     int64_t least = least_bucket(layout);
     int64_t *size = (int64_t *)xcalloc((size_t)layout->units, sizeof *size, "the bucket layout");
@@ -73,8 +73,8 @@ typedef struct Placing {
     int *next;  // segment
 } Placing;
 
-// Places the matrices (or 1-D tensors) of a bucket that are counted (or not) one after the other
-// from `at`. Returns the unpadded end.
+// Places one kind of a bucket's tensors one after another, starting at `at`: matrices or 1-D
+// tensors, counted or uncounted. Returns the end without padding.
 static int64_t place_part(BucketLayout *layout, const Placing *p, bool matrices, bool counted, int64_t at) {
     int64_t align = matrices ? layout->options.alignment : TAIL_ALIGN;
     for (int i = 0; i < layout->tensors; i++) {
@@ -113,7 +113,7 @@ static void place_bucket(BucketLayout *layout, const Placing *p) {
     bucket->tails = *p->next - bucket->first_tail;
     bucket->tail_elements = round_up64(end, shares(layout) * TAIL_ALIGN);
     bucket->tail_per_rank = bucket->tail_elements / layout->dp;
-    // Padding is 0 and may count: if all tensors count, so does the whole part.
+    // Padding is 0, so it may count in the norm. If all tensors count, the whole part does.
     bucket->matrix_counted = round_up64(bucket->matrix_counted, layout->options.alignment);
     bucket->tail_counted = round_up64(bucket->tail_counted, TAIL_ALIGN);
     if (!uncounted_in(p, layout, true)) bucket->matrix_counted = bucket->matrix_elements;
@@ -330,7 +330,7 @@ WireBytes layout_wire_bytes(const BucketLayout *layout, const GradFormat *grad, 
     return sum;
 }
 
-// Returns the bytes per element, including its share of the scale.
+// Returns the bytes per element, including its share of the group's scale.
 static double element_bytes(Codec codec, int group) {
     CodecInfo info = codec_info(codec);
     return info.bits / 8.0 + (info.levels ? 4.0 / group : 0.0);

@@ -1,6 +1,5 @@
-// Bucket layout: shards, groups, padding, message formats and bytes sent per step, in integer
-// arithmetic without device, MPI or data. Used by zero_plan.c, tlq_hs.c, qwd.c, the kernels and
-// --plan.
+// Bucket layout: shards, groups, padding, message formats and bytes sent per step. Pure integer
+// arithmetic, without device or MPI. Used by zero_plan.c, tlq_hs.c, qwd.c, the kernels and --plan.
 //
 // One arena holds all parameters, a second one of the same shape the gradients. Both are divided
 // into buckets of whole layers:
@@ -24,17 +23,17 @@ enum { MOST_CHUNKS = 4096 };  // maximum number of pipeline chunks per bucket
 
 typedef struct LayoutTensor {
     int64_t numel;          // elements held by this rank
-    bool matrix;            // 2-D or more: quantized and decayed; 1-D tensors go to the tail
+    bool matrix;            // 2-D or more: quantized, with weight decay; 1-D tensors go to the tail
     int unit;               // index in forward order: 0 for embeddings, then one per transformer
                             // layer; non-decreasing over the tensors
-    int64_t before, after;  // elements of the whole model held by other ranks before and after these,
-                            // in the order of the rounding bits; before: a multiple of 32
+    int64_t before, after;  // elements of the same tensor that other ranks hold, before and after
+                            // this rank's part; before: a multiple of 32
     bool uncounted;         // duplicate: another rank holds the same elements and counts their norm
 } LayoutTensor;
 
-// Position of a tensor within its bucket's part. logical: offset of its first element for the
-// rounding bits, counted over the tensors in order, each rounded up to 32, and so independent of dp
-// and group sizes. Kernels read a device copy of the table.
+// Position of a tensor within the matrix part or tail of its bucket. logical: offset of its first
+// element for the rounding bits. It counts the elements of all earlier tensors, each rounded up to
+// 32, so it does not depend on dp and group sizes. Kernels read a device copy of the table.
 typedef struct Segment {
     int64_t start, numel, logical;
     int64_t tensor;
@@ -43,15 +42,15 @@ static_assert(sizeof(Segment) == 32, "host and device share the table");
 
 typedef struct Bucket {
     int first_unit, end_unit;                // units [first, end)
-    int64_t arena_start;                     // first element in the arenas; tail after matrix part
+    int64_t arena_start;                     // first element in the arenas
     int64_t matrix_elements, tail_elements;  // padded lengths of the two parts
     int64_t matrix_per_rank, tail_per_rank;  // shard sizes of the two parts
-    int64_t matrix_counted, tail_counted;    // leading elements of each part that count in the norm:
-                                             // uncounted tensors come last
-    int64_t state_start;                     // first element in a rank's optimizer state: matrix
-                                             // shard, then tail shard
-    int first_segment, segments;             // range of layout->segments: matrices
-    int first_tail, tails;                   // range of layout->segments: 1-D tensors
+    int64_t matrix_counted, tail_counted;    // elements of each part that count in the norm; they
+                                             // precede the uncounted tensors
+    int64_t state_start;                     // first element in a rank's optimizer state, which holds
+                                             // the matrix shard, then the tail shard
+    int first_segment, segments;             // matrices: range of layout->segments
+    int first_tail, tails;                   // 1-D tensors: range of layout->segments
     bool sealed;                             // messages end with a checksum (layout_seal)
 } Bucket;
 HD_FN int64_t bucket_elements(const Bucket *b) { return b->matrix_elements + b->tail_elements; }
@@ -85,33 +84,34 @@ typedef struct BucketLayout {
     int64_t counted_parameters;  // counted by this rank
 } BucketLayout;
 
-// Divides the tensors (in forward order) into buckets of whole units, merged up to
-// options->bucket_elements, with at least 16 x dp x pieces x alignment elements (paper section 3.1,
-// which does not specify buckets). Error: EXIT_USAGE for non-positive sizes or decreasing units.
+// Divides the tensors (in forward order) into buckets of whole units. Merges units up to
+// options->bucket_elements, but at least to 16 x dp x pieces x alignment elements. (The paper does
+// not specify buckets.) Error: EXIT_USAGE for non-positive sizes or decreasing units.
 bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, const LayoutOptions *options,
                   Error *err);
 void layout_free(BucketLayout *layout);
-// Sets *whole to the same buckets as a single rank owns them: dp = 1, a shard is the whole bucket.
-// Arena positions and segments are equal. Borrows the tables of `layout`, except whole->bucket,
-// which the caller frees.
+// Sets *whole to a layout of the same buckets for dp = 1: a shard is a whole bucket, while arena
+// positions and segments are unchanged. Borrows the tables of `layout`, except whole->bucket, which
+// the caller frees.
 void layout_unshard(BucketLayout *whole, const BucketLayout *layout);
-// Appends a checksum section of MESSAGE_ALIGN bytes to all messages (--verify-wire).
+// Adds a checksum section of MESSAGE_ALIGN bytes to the format of all messages (--verify-wire).
 void layout_seal(BucketLayout *layout);
 // Returns the lcm of 32 and the group sizes in use (0 = not in use), for LayoutOptions.alignment.
 int64_t layout_alignment(int group_a, int group_b, int group_c);
 
-// Number of leading elements of rank's matrix or tail shard that count in the norm.
+// Returns the number of elements of the rank's matrix or tail shard that count in the norm; they
+// come first in the shard.
 int64_t layout_counted(const Bucket *bucket, bool matrix, int64_t rank);
 
 // --- payload formats ----------------------------------------------------------------------------
 
-// Gradients: level 1 runs within a node, level 2 between nodes. Only one level runs if N = 1 or D =
-// 1, none if dp = 1. Plain codecs ignore group sizes.
+// Gradients: level 1 reduces within a node, level 2 between nodes. If N = 1 or D = 1, only one
+// level runs, and none if dp = 1. Plain codecs ignore group sizes.
 typedef struct GradFormat {
     Codec intra_codec, inter_codec;
     int intra_group, inter_group;
-    Codec tail_codec;     // plain: BF16 if matrices are quantized, else the matrices' codec
-    Transform transform;  // TRANSFORM_ROTATION: group and rotation order must divide one another
+    Codec tail_codec;     // BF16 if matrices are quantized, else the codec of the matrices
+    Transform transform;  // a group must be a multiple of the transform's order, or divide it
     Rounding rounding;
     int chunks;  // pipeline chunks K per bucket; 0: layout_chunks chooses
 } GradFormat;
@@ -120,9 +120,9 @@ typedef struct GradFormat {
 typedef struct WeightFormat {
     Codec codec;
     int group;
-    bool difference;  // grouped codec: codes of master minus model weights (qWD), else of master
-                      // weights (qW). bf16: lossless changes of the model weights (lossless.h),
-                      // with messages of variable length
+    bool difference;  // grouped codecs code master minus model weights (qWD); false: master
+                      // weights (qW). bf16: messages of variable length code the changes of the
+                      // model weights losslessly (lossless.h)
     Rounding rounding;
 } WeightFormat;
 // Returns the format of unquantized weights.
@@ -134,21 +134,23 @@ static inline bool format_is_lossless(const WeightFormat *format) {
     return format->difference && !codec_grouped(format->codec);
 }
 
-// One message: the codes of `partitions` equal shard ranges, then their fp32 scales, then their
-// tails. Each section is aligned to MESSAGE_ALIGN and the message padded to it. Sizes in bytes.
+// A message has three sections: the codes of `partitions` shard ranges of equal size, their fp32
+// scales, and their tails. Sections start at multiples of MESSAGE_ALIGN, and the message is padded
+// to a multiple of it. Strides and offsets are in bytes.
 typedef struct MessageLayout {
     int64_t elements;       // matrix elements per partition
     int64_t groups;         // per partition; 0 for plain codecs
     int64_t tail_elements;  // per partition
     int partitions;
     int64_t codes_stride, scales_stride, tail_stride;  // distance between partitions in each section
-    int64_t scales, tail, bytes;                       // section offsets (codes start at 0), total
+    int64_t scales, tail;                              // section offsets; codes start at 0
+    int64_t bytes;                                     // size of the message
     int64_t check;                                     // offset of the checksum section, 0: none
 } MessageLayout;
 static_assert(MESSAGE_ALIGN % 16 == 0, "kernels load 16 bytes at a time");
 static_assert(MESSAGE_ALIGN >= 2 * sizeof(uint64_t), "a checksum and its padding");
 
-// Offsets of partition i's sections in its message.
+// Offsets of partition i's slices in the message.
 typedef struct MessageSections {
     int64_t codes, scales, tail;
 } MessageSections;
@@ -164,7 +166,8 @@ HD_FN int64_t message_content(const MessageLayout *m) { return m->check ? m->che
 // Offset of the checksum in a sealed message.
 HD_FN int64_t seal_offset(int64_t bytes) { return bytes - MESSAGE_ALIGN; }
 
-// The gather buffer holds all ranks' messages as [local][node]: slot of a rank, rank of a slot.
+// The gather buffer holds the messages of all ranks as [local][node]. Convert a rank to its slot,
+// and a slot to its rank.
 HD_FN int64_t gather_slot(int nodes, int per_node, int64_t rank) {
     return rank % per_node * nodes + rank / per_node;
 }
@@ -172,18 +175,18 @@ HD_FN int64_t gather_rank(int nodes, int per_node, int64_t slot) {
     return slot % nodes * per_node + slot / nodes;
 }
 
-// Returns the layout without a checksum (layout_sealed adds it). elements: a multiple of the group,
-// or of 32 for plain codecs. tail_codec: plain.
+// Returns the layout without a checksum (layout_sealed adds it). elements: a multiple of the group
+// size, or of 32 for plain codecs. tail_codec: plain.
 MessageLayout message_layout(Codec codec, int group, int64_t elements, int partitions, Codec tail_codec,
                              int64_t tail_elements);
 
-// Returns format->chunks, or if 0 the number of chunks for which a chunk (over all ranks) is about
-// as large as the largest bucket except the first, or the target size. So only embeddings are
-// divided, and the shared buffers stay about as large as a layer. Each further chunk costs a dozen
-// host calls.
+// Returns format->chunks. If that is 0, returns a number of chunks for which a chunk (of all ranks
+// together) is about as large as the largest bucket except the first, or as the target size if that
+// is larger. So only the bucket of the embeddings is divided, and the buffers that all buckets
+// share stay about as large as a layer. Each chunk costs a dozen host calls.
 int layout_chunks(const BucketLayout *layout, const Bucket *bucket, const GradFormat *format);
-// Returns chunk k of K of a matrix shard as [*lo, *hi), divided as evenly as possible at multiples
-// of chunk_alignment; may be empty. Chunk 0 also carries the tail.
+// Sets [*lo, *hi) to chunk k of a matrix shard. Chunks are as equal as multiples of chunk_alignment
+// allow; some may be empty. Chunk 0 also carries the tail.
 void layout_chunk(const BucketLayout *layout, const Bucket *bucket, int chunks, int k, int64_t *lo,
                   int64_t *hi);
 // Returns the layouts of chunk k's level-1 and level-2 messages; bytes is 0 for an unused level.
@@ -191,22 +194,25 @@ void layout_grad_messages(const BucketLayout *layout, const Bucket *bucket, cons
                           MessageLayout *level1, MessageLayout *level2);
 // Returns the message with a checksum section added if the bucket's messages have one.
 MessageLayout layout_sealed(const Bucket *bucket, MessageLayout message);
-// Returns the message of one rank's reduced gradients, in fp32.
+// Returns the layout of a message with one rank's reduced gradients in fp32.
 MessageLayout layout_reduced_message(const Bucket *bucket);
-// Returns the layout of a weight message; lossless: of maximum length, without sections.
+// Returns the layout of a weight message. Lossless messages get their maximum length and no
+// sections.
 MessageLayout layout_weight_message(const Bucket *bucket, const WeightFormat *format);
-// Layout of a lossless message, and of a message of `bytes` that gets a checksum if sealed.
+// Return the layout of a lossless message, and of a lossless message of `bytes` as it is sent, with
+// a checksum if the bucket is sealed.
 LosslessLayout layout_lossless(const Bucket *bucket);
 MessageLayout layout_lossless_message(const Bucket *bucket, int64_t bytes);
 
-// Bytes that a rank passes to the transport per step; an upper bound for lossless weights.
+// Bytes that a rank sends per step; an upper bound for lossless weights.
 typedef struct WireBytes {
     int64_t grad_intra, grad_inter, weight_intra, weight_inter;
 } WireBytes;
 WireBytes layout_bucket_wire_bytes(const BucketLayout *layout, int b, const GradFormat *grad,
                                    const WeightFormat *weight);
 WireBytes layout_wire_bytes(const BucketLayout *layout, const GradFormat *grad, const WeightFormat *weight);
-// The same by formula, counting only codes and scales of unpadded matrices.
+// Estimates the same bytes by the formula of README.md, section 10: only codes and scales of
+// matrices, without padding.
 typedef struct WireFormula {
     double grad_intra, grad_inter, weight_intra, weight_inter;
 } WireFormula;

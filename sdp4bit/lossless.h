@@ -1,24 +1,23 @@
 // Lossless weights: entropy coding of the changes of bf16 weights, inline for host and device.
 // Receivers get the sender's bf16 weights bit-exactly. README.md, "Lossless weights", defines the
 // message. Called by the kernels of both backends (lossless_cpu.c, kernels_cuda_lossless.cu).
-//
-// A change is a number of units in the last place (ulps). Its likely size depends on the weight's
-// old exponent, which the receiver knows: updates are about equally large for all weights, but
-// small weights have smaller ulps. So the old exponent, relative to a scale sent per group, selects
-// one of 16 contexts, each with its own symbol frequencies. The coder is rANS (Duda, arXiv
-// 1311.2540) in 32 interleaved lanes, one per lane of a warp. All arithmetic is integer.
+// A change is a number of units in the last place (ulps). Updates are about equally large for all
+// weights, but small weights have smaller ulps and so change by more of them. Therefore the old
+// exponent, which the receiver knows, selects one of 16 contexts with different symbol frequencies,
+// relative to a scale sent per group. The coder is rANS (Duda, arXiv 1311.2540) in 32 interleaved
+// lanes, one per lane of a warp. All arithmetic is integer.
 #pragma once
 #include "llmc/base/numerics.h"
 #include "sdp4bit/lossless_tables.h"
 
 enum {
-    LOSSLESS_GROUP = 8192,  // weights coded together; the last group may be shorter. A multiple of 32
+    LOSSLESS_GROUP = 8192,  // weights coded together, a multiple of 32; the last group may be shorter
     LOSSLESS_LANES = 32,
     LOSSLESS_PRECISION = 10,  // bits: a context's frequencies sum to 2^10
     LOSSLESS_SYMBOLS = 16,
-    LOSSLESS_ESCAPE = 15,  // escape, for values without their own symbol; 16 raw bits follow
+    LOSSLESS_ESCAPE = 15,  // symbol of all values without their own symbol; raw bits follow
     LOSSLESS_CONTEXTS = 16,
-    LOSSLESS_FRESH = 14,                        // context of weights smaller than their change
+    LOSSLESS_FRESH = 14,                        // context of "fresh" weights, smaller than their change
     LOSSLESS_ZERO = 15,                         // context of zeros: padding and unused embeddings
     LOSSLESS_STATE_WORDS = 2 * LOSSLESS_LANES,  // 16-bit words of the lanes' final states
     LOSSLESS_CANDIDATES = 32,                   // scales that the encoder tries per group
@@ -28,22 +27,22 @@ enum {
 
 // --- the message --------------------------------------------------------------------------------
 
-// Starts a message. A skipped step sends only a header, with zero elements.
+// Header of a message. A skipped step sends only a header, with zero elements.
 typedef struct LosslessHeader {
     uint32_t bytes;  // size of the message, a multiple of 16
     uint32_t elements, tail_elements;
     uint32_t zero;
 } LosslessHeader;
-// Position of a group's 16-bit words: they end at word `end` of the payload, a multiple of 8. If
-// there are as many words as elements, they are the weights themselves.
+// Table entry of a group. Its `words` 16-bit words end before word `end` of the payload, a multiple
+// of 8. If there are as many words as weights, they are the uncoded weights.
 typedef struct LosslessEntry {
     uint32_t end;
     uint16_t words;
     uint8_t scale, zero;
 } LosslessEntry;
 
-// Byte offsets in a message: header, tail as bf16, table with an entry per group, payload. most:
-// size of the message if no group gets shorter.
+// Byte offsets in a message: header, tail in bf16, table with an entry per group, payload. most:
+// size of the message if no group is compressed.
 typedef struct LosslessLayout {
     int64_t elements, tail_elements, groups;
     int64_t tail, table, payload, most;
@@ -64,7 +63,7 @@ HD_FN int lossless_group_elements(const LosslessLayout *m, int64_t g) {
     int64_t rest = m->elements - g * LOSSLESS_GROUP;
     return rest < LOSSLESS_GROUP ? (int)rest : (int)LOSSLESS_GROUP;
 }
-// Words of payload that a group occupies: groups end on 16-byte boundaries.
+// Returns the words of payload that a group occupies, including padding to 16 bytes.
 HD_FN uint32_t lossless_padded_words(uint32_t words) { return (words + 7u) & ~7u; }
 // Returns true if the header has the layout's sizes and the message fits into `bytes`.
 HD_FN bool lossless_header_sound(const LosslessHeader *h, const LosslessLayout *m, int64_t bytes) {
@@ -85,19 +84,19 @@ HD_FN uint32_t lossless_bits(uint32_t ordered) {
     return (ordered & 0x8000u ? ordered ^ 0x8000u : ~ordered) & 0xFFFFu;
 }
 
-// Contexts 0 to 13 expect changes of about 2^(context - 6) ulps. scale: exponent of weights whose
-// ulp is the group's typical change.
+// Returns the context of a weight. Contexts 0 to 13 are for changes of about 2^(context - 6) ulps.
+// scale: exponent of weights whose ulp is the group's typical change.
 HD_FN int lossless_context(uint32_t old, int scale) {
     int exponent = (int)((old >> 7) & 0xFFu), context = scale - exponent + 6;
     if (context >= LOSSLESS_FRESH) return exponent == 0 ? LOSSLESS_ZERO : LOSSLESS_FRESH;
     return context < 0 ? 0 : context;
 }
-// Number of low bits of a value that are coded as equally likely.
+// Returns the number of low bits of a value that are coded without a model, as equally likely.
 HD_FN int lossless_shift(int context) { return context < 7 || context >= LOSSLESS_FRESH ? 0 : context - 7; }
 
-// Returns the 16 bits to code for a new weight, likelier ones smaller. Usually they are the change
-// in ulps modulo 2^16, ordered 0, -1, 1, -2, ...; in the fresh context the exponent relative to the
-// scale, then sign and mantissa.
+// Returns the 16-bit value to code for a new weight; likely values are small. In most contexts it
+// is the change in ulps modulo 2^16, in the order 0, -1, 1, -2, ... In the fresh context it is the
+// exponent relative to the scale, then sign and mantissa.
 HD_FN uint32_t lossless_value(uint32_t old, uint32_t fresh, int context, int scale) {
     if (context == LOSSLESS_FRESH) {
         uint32_t below = ((uint32_t)(scale - 4) - (fresh >> 7)) & 0xFFu;
@@ -116,8 +115,8 @@ HD_FN uint32_t lossless_weight(uint32_t old, uint32_t value, int context, int sc
     return lossless_bits((lossless_ordered(old) + change) & 0xFFFFu);
 }
 
-// A value split for coding: symbol and low bits, which are coded together, and raw bits, which only
-// escapes and fresh weights have.
+// A value split for coding: a symbol and low bits, which are coded together, and raw bits, which
+// follow only escapes and fresh weights.
 typedef struct LosslessCode {
     uint32_t symbol, low, raw;
     int low_bits, raw_bits;
@@ -146,7 +145,7 @@ HD_FN uint32_t lossless_value_of(LosslessCode code) {
 
 // --- rANS ---------------------------------------------------------------------------------------
 
-// Returns true if the encoder must first emit the state's low 16 bits before it pushes an event of
+// Returns true if the encoder must emit the state's low 16 bits before it pushes an event of
 // probability frequency / 2^precision. precision: 1 to 16.
 HD_FN bool lossless_overflows(uint32_t state, uint32_t frequency, int precision) {
     return state >> (32 - precision) >= frequency;
@@ -160,8 +159,8 @@ HD_FN uint32_t lossless_push_symbol(uint32_t state, uint32_t start, uint32_t fre
 HD_FN uint32_t lossless_push_bits(uint32_t state, uint32_t value, int bits) {
     return (state << bits) | value;
 }
-// Decoder: the slot selects the symbol, lossless_pop_symbol removes it from the state without low
-// bits. A state below LOSSLESS_LOWEST then takes a word.
+// Decoder: the slot of a state selects the symbol. lossless_pop_symbol then removes symbol and low
+// bits from the state. A state below LOSSLESS_LOWEST takes the next word (lossless_take_word).
 HD_FN uint32_t lossless_slot(uint32_t state, int low_bits) {
     return (state >> low_bits) & ((1u << LOSSLESS_PRECISION) - 1u);
 }
@@ -173,20 +172,21 @@ HD_FN uint32_t lossless_take_word(uint32_t state, uint16_t word) { return (state
 
 // --- a group's scale ----------------------------------------------------------------------------
 
-// The encoder samples 4 neighbors of every 256 weights, starting at element lossless_run(k) of the
-// group for k < 32, as far as the group extends. It tries 32 scales relative to the samples'
-// largest old exponent and takes the first of the cheapest.
+// The encoder samples up to 32 runs of 4 weights in the group; run k starts at element
+// lossless_run(k). It tries 32 scales relative to the largest old exponent among the samples, and
+// uses the cheapest one; the first of several.
 enum { LOSSLESS_RUNS = 32, LOSSLESS_RUN = 4, LOSSLESS_LEAST_SCALE = 8 };
 HD_FN int lossless_run(int k) { return (256 + LOSSLESS_RUN) * k; }
 HD_FN int lossless_candidate(int largest_exponent, int candidate) {
     int scale = largest_exponent - 22 + candidate;
     return scale < LOSSLESS_LEAST_SCALE ? LOSSLESS_LEAST_SCALE : scale > 255 ? 255 : scale;
 }
-// A sample: the old weight's exponent in the low 8 bits, the value of its change above.
+// Returns a sample: the old weight's exponent in the low 8 bits, the value of its change above
+// them.
 HD_FN uint32_t lossless_sample(uint32_t old, uint32_t fresh) {
     return (lossless_value(old, fresh, 0, 0) << 8) | ((old >> 7) & 0xFFu);
 }
-// Cost of a sample in 1/256 bit. Fresh weights and zeros cost the same at every scale.
+// Returns the cost of a sample in 1/256 bit. Fresh weights cost LOSSLESS_FRESH_COST at any scale.
 HD_FN uint32_t lossless_cost(const uint16_t cost[][LOSSLESS_SYMBOLS], uint32_t sample, int scale) {
     int context = scale - (int)(sample & 0xFFu) + 6;
     context = context < 0 ? 0 : context < LOSSLESS_FRESH ? context : LOSSLESS_FRESH;

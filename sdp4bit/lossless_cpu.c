@@ -1,5 +1,5 @@
-// Lossless weights on the CPU, the reference for the GPU kernels: see kernels.h for what each
-// kernel computes, lossless.h for the format. Linked into the CPU program only.
+// Lossless weights on the CPU; reference for the GPU kernels. kernels.h defines the kernels,
+// lossless.h the format. Linked into the CPU program only.
 #include <string.h>
 
 #include "sdp4bit/kernels.h"
@@ -7,7 +7,7 @@
 static const uint16_t FREQUENCIES[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS] = LOSSLESS_FREQUENCIES;
 static const uint16_t COSTS[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS] = LOSSLESS_COSTS;
 
-// Frequencies of all contexts' symbols, the sums of the frequencies before each, and costs.
+// Tables of all contexts: frequency of each symbol, start (sum of the frequencies before it), cost.
 typedef struct Tables {
     uint16_t frequency[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];
     uint16_t start[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];
@@ -28,8 +28,8 @@ static void fill_tables(Tables *t) {
     }
 }
 
-// Steps of 64 weights: lane l has weights 64k + 2l and 64k + 2l + 1. The decoder processes the
-// steps in order, in each first all lanes' first weight, then all lanes' second.
+// Step k codes 64 weights: lane l has weights 64k + 2l and 64k + 2l + 1. The decoder processes the
+// steps in order. In each step all lanes decode their first weight, then all decode their second.
 enum { STEP = 2 * LOSSLESS_LANES };
 static int steps_of(int n) { return (n + STEP - 1) / STEP; }
 
@@ -86,7 +86,7 @@ static int choose_scale(const Tables *t, const Group *g) {
     return best;
 }
 
-// Pushes one weight of every lane, in the reverse of the decoder's order of rounds and lanes.
+// Pushes one weight of every lane. Rounds and lanes are in the reverse order of the decoder.
 static void push_row(WordWriter *w, uint32_t *state, const Tables *t, const Group *g, int first, int scale) {
     LosslessCode code[LOSSLESS_LANES];
     int context[LOSSLESS_LANES], lanes = 0;
@@ -103,8 +103,8 @@ static void push_row(WordWriter *w, uint32_t *state, const Tables *t, const Grou
     }
 }
 
-// Writes a group's words so that they end at slot + n, preceded by zeros up to a multiple of 8.
-// Returns its entry, without `end`.
+// Writes a group's words so that they end at slot + n, padded with zeros at the front to a multiple
+// of 8. Returns the table entry without `end`.
 static LosslessEntry code_group(const Tables *t, const Group *g, uint16_t *slot) {
     uint32_t state[LOSSLESS_LANES];
     WordWriter w = {slot, g->n - LOSSLESS_STATE_WORDS};
@@ -114,7 +114,7 @@ static LosslessEntry code_group(const Tables *t, const Group *g, uint16_t *slot)
         push_row(&w, state, t, g, k * STEP + 1, entry.scale);
         push_row(&w, state, t, g, k * STEP, entry.scale);
     }
-    if (w.at <= 0) {  // nothing is saved
+    if (w.at <= 0) {  // coding does not save anything
         memcpy(slot, g->fresh, (size_t)g->n * sizeof *slot);
         return entry;
     }
@@ -170,10 +170,10 @@ void kernel_pack_weights(Stream *s, const LosslessLayout *m, const uint8_t *code
 
 // --- decoder ------------------------------------------------------------------------------------
 
-// Reads a group's words. Past the end it returns the last word again: the message is corrupt.
+// Reads a group's words. Reads past the end return the last word; then the message is corrupt.
 typedef struct WordReader {
     const uint16_t *words;
-    int at, last;  // next word; last word of the states
+    int at, last;  // index of the next word; index of the last word, which belongs to the states
 } WordReader;
 
 static uint32_t refill(WordReader *r, uint32_t state) {
@@ -183,7 +183,7 @@ static uint32_t refill(WordReader *r, uint32_t state) {
     return lossless_take_word(state, word);
 }
 
-// 0 bits take no word, even if the state of a corrupt message is below LOSSLESS_LOWEST.
+// With 0 bits, reads no word even if the state is below LOSSLESS_LOWEST, as in a corrupt message.
 static uint32_t pop_bits(WordReader *r, uint32_t *state, int bits) {
     if (bits == 0) return 0;
     uint32_t value = *state & ((1u << bits) - 1u);
@@ -210,7 +210,7 @@ static void pop_row(WordReader *r, uint32_t *state, const Tables *t, uint16_t *w
     }
 }
 
-// Returns false if no encoder produces this group from these old weights.
+// Returns false if the group is corrupt or was coded relative to other old weights.
 static bool decode_group(const Tables *t, LosslessEntry entry, const uint16_t *words, uint16_t *weights,
                          int n) {
     uint32_t state[LOSSLESS_LANES];

@@ -1,4 +1,4 @@
-// The layout and the order of the hops: see outer.h.
+// Layout and exchange of pseudo-gradients between replica groups: see outer.h.
 #include "sdp4bit/outer.h"
 
 #include <assert.h>
@@ -6,8 +6,8 @@
 
 // --- layout --------------------------------------------------------------------------------------
 
-// Copies the segments within positions [lo, lo + n), relative to lo, and returns their number.
-// Padding belongs to the tensor before it, so the first segment may start before the range.
+// Copies the segments that overlap positions [lo, lo + n) and makes their starts relative to lo.
+// Returns their number. Padding belongs to the tensor before it.
 static int cut_segments(const Segment *from, int count, int64_t lo, int64_t n, Segment *to) {
     int cut = 0;
     for (int i = 0; i < count; i++) {
@@ -77,7 +77,9 @@ MessageLayout outer_message(const OuterLayout *outer, int b, const GradFormat *f
 
 int64_t outer_wire_bytes(const OuterLayout *outer, int b, const GradFormat *format) {
     int peers = outer->replica_groups - 1;
-    return peers ? 2 * peers * outer_message(outer, b, format).bytes : 0;  // no peers: not padded to groups
+    // Without peers, shards need not be multiples of the group size, so outer_message must not be
+    // called.
+    return peers ? 2 * peers * outer_message(outer, b, format).bytes : 0;
 }
 
 int64_t outer_largest_shard(const OuterLayout *outer) {
@@ -110,7 +112,7 @@ static RoundingKey key_of(const OuterStep *step, uint32_t purpose, int source) {
     return key;
 }
 
-// Quantizes `part` with one partition per slot.
+// Describes the quantization of `part` with one partition per slot.
 static QuantizePartitions quantize_of(const OuterStep *step, const Bucket *part, const float *values,
                                       const MessageLayout *message) {
     QuantizePartitions q = {0};
@@ -128,7 +130,7 @@ static QuantizePartitions quantize_of(const OuterStep *step, const Bucket *part,
     return q;
 }
 
-// Sends each replica group its piece of this group's gradient.
+// Sends each replica group its piece of this group's pseudo-gradient.
 static void send_pieces(const OuterStep *step, int b, const float *gradient, const MessageLayout *message) {
     const OuterLayout *layout = step->layout;
     QuantizePartitions q = quantize_of(step, &layout->shard[b], gradient, message);
@@ -145,7 +147,7 @@ static void send_pieces(const OuterStep *step, int b, const float *gradient, con
     wire_check(step->checks, HOP_OUTER, b, 0, message, step->recv, step->stream);
 }
 
-// Sums the messages of piece p at `received` into `to`.
+// Sums the messages of piece p into `to`. received: (sources) messages.
 static void sum_piece(const OuterStep *step, int b, int p, const uint8_t *received, int sources,
                       const MessageLayout *message, RoundingKey rotation, GradShard to) {
     const Bucket *shard = &step->layout->shard[b];
@@ -168,7 +170,7 @@ static void sum_piece(const OuterStep *step, int b, int p, const uint8_t *receiv
     kernel_sum_final(step->stream, &f);
 }
 
-// Sends the mean of this replica group's piece to all.
+// All-gathers the means: sends this replica group's piece to all others.
 static void send_mean(const OuterStep *step, int b, const MessageLayout *message) {
     const OuterLayout *layout = step->layout;
     QuantizePartitions q = quantize_of(step, &layout->piece[b], step->mean, message);

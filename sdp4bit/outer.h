@@ -1,7 +1,7 @@
 // Local steps: the all-reduce between replica groups. A replica group is a node that trains
 // independently between outer steps. At a bucket's outer step each rank computes the
-// pseudo-gradient of its shard (outer weights minus master weights), which is averaged over the
-// replica groups in two hops, with the codec of the hop between nodes:
+// pseudo-gradient of its shard (outer weights minus master weights). Two hops average it over the
+// replica groups, with the codec of the hop between nodes:
 //   quantize -> all-to-all between replica groups (one piece of the shard each) -> mean
 //   -> quantize the piece -> all-gather between replica groups -> decode
 // Every replica group decodes the same messages, including its own, so the results are bitwise
@@ -11,24 +11,26 @@
 #include "sdp4bit/wire.h"
 LLMC_BEGIN
 
-// Layout of the exchange: a rank's shard of each bucket as a Bucket that is divided into one piece
-// per replica group, and this replica group's piece as a Bucket.
+// Layout of the exchange. A rank's shard of a bucket is divided into one piece per replica group.
+// shard[b] describes the whole shard, piece[b] this replica group's piece of it.
 typedef struct OuterLayout {
     int replica_groups, replica_group;
     int buckets;
     Bucket *shard, *piece;  // (buckets)
-    Segment *segments;      // (segments_total) segments of both; the first of a range may start before it
+    Segment *segments;      // (segments_total) tensors of shards and pieces, relative to their first
+                            // element; a tensor may start before it
     int segments_total;
 } OuterLayout;
 
-// Divides the shards of `rank`. layout->options.pieces must equal replica_groups.
+// Computes the layout for the shards of `rank`. layout->options.pieces must equal replica_groups.
 void outer_layout(OuterLayout *outer, const BucketLayout *layout, int rank, int replica_groups,
                   int replica_group);
 void outer_layout_free(OuterLayout *outer);
 
-// Returns the layout of bucket b's messages, one piece each, the same on both hops.
+// Returns the layout of bucket b's messages. Each message holds one piece; both hops use this
+// layout.
 MessageLayout outer_message(const OuterLayout *outer, int b, const GradFormat *format);
-// Returns the bytes a rank sends for bucket b, both hops together.
+// Returns the bytes that a rank sends for bucket b in both hops.
 int64_t outer_wire_bytes(const OuterLayout *outer, int b, const GradFormat *format);
 // Return the elements of the largest shard and the bytes of the largest message.
 int64_t outer_largest_shard(const OuterLayout *outer);
@@ -38,7 +40,7 @@ typedef struct OuterStep {
     const OuterLayout *layout;
     GradFormat format;                // only the hop between nodes is used
     const Segment *segments;          // device copy of layout->segments
-    uint8_t *send, *recv, *gathered;  // (replica groups) messages, each as large as the largest
+    uint8_t *send, *recv, *gathered;  // (replica groups, outer_largest_message) messages
     float *mean;                      // (outer_largest_shard / replica groups) mean of this group's piece
     float *partials;                  // (outer_largest_shard / 32 + 2) scratch
     uint32_t seed, step;              // keys of the rounding bits
@@ -46,8 +48,8 @@ typedef struct OuterStep {
     Stream *stream;  // all work is issued here
 } OuterStep;
 
-// Replaces gradient, (matrix + tail shard of bucket b), by its mean over the replica groups. No-op
-// with one replica group.
+// Replaces `gradient` by its mean over the replica groups. gradient: (matrix_elements +
+// tail_elements) of shard[b]. No-op with one replica group.
 void outer_exchange(const OuterStep *step, int b, float *gradient);
 
 LLMC_END

@@ -3,7 +3,7 @@
 #pragma once
 #include "sdp4bit/kernels.h"
 
-// Nesterov momentum as in PyTorch's SGD. Updates *m. Returns the new outer weight.
+// SGD with Nesterov momentum, as in PyTorch. Updates *m. Returns the new outer weight.
 HD_FN float outer_element(float outer, float *m, float gradient, float rate, float momentum) {
     *m = f32_add(f32_mul(momentum, *m), gradient);
     float step = f32_add(gradient, f32_mul(momentum, *m));

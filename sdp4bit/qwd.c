@@ -1,8 +1,8 @@
-// The order of update, gather and apply, and the lane of each: see qwd.h.
+// Issues update, gather and apply to their lanes: see qwd.h.
 #include "sdp4bit/qwd.h"
 
-// Returns true with one replica and AdamW on the device: weights are rounded master weights,
-// nothing is sent. If the host computed the update, it must still be uploaded and applied.
+// Returns true if dp = 1 and AdamW runs on the device: then the update writes the model weights and
+// nothing is sent. An update computed on the host must still be uploaded and applied.
 static bool alone(const QwdStep *step) { return step->layout->dp == 1 && !step->host; }
 
 static WeightFormat format_of(const BucketLayout *layout, const WeightFormat *format) {
@@ -34,7 +34,7 @@ size_t qwd_buffer_bytes(const BucketLayout *layout, int b, const WeightFormat *f
     return (size_t)(qwd_message(layout, b, format).bytes * messages);
 }
 
-// Index of the first message of this rank's row in the buffer, and of its own message.
+// Return the slot of the first message in this rank's row of the buffer, and of its own message.
 static int own_row(const Mesh *mesh, const GatherBuffer *buffer) {
     return buffer->per_node > 1 ? mesh->node.rank * buffer->nodes : 0;
 }
@@ -44,7 +44,7 @@ static int own_slot(const Mesh *mesh, const GatherBuffer *buffer) {
 
 int qwd_slot(int b) { return b % LANE_SLOTS; }
 
-// The update without its destinations.
+// Describes the update, except where it writes the message (write_to).
 static UpdateShard update_of(const QwdStep *step, int b, const BucketState *state) {
     const Bucket *bucket = &step->layout->bucket[b];
     WeightFormat format = format_of(step->layout, &step->weight_format);
@@ -76,7 +76,7 @@ static UpdateShard update_of(const QwdStep *step, int b, const BucketState *stat
     return u;
 }
 
-// Lets the update write this message.
+// Sets the message that the update writes.
 static void write_to(UpdateShard *u, const MessageLayout *m, uint8_t *message) {
     MessageSections at = message_sections(m, 0);
     u->codes = message + at.codes;
@@ -96,7 +96,7 @@ static void run_update(void *context) {
     update_shard_host(&update->shard, update->threads, update->site);
 }
 
-// Computes the message in host memory; lanes->last uploads it to `own`.
+// Updates on the host and lets lanes->last upload the message to `own`.
 static void update_on_host(const QwdStep *step, int b, UpdateShard *u, const MessageLayout *m, uint8_t *own,
                            const Lanes *lanes) {
     const QwdHost *host = step->host;
@@ -117,14 +117,14 @@ static void update_on_host(const QwdStep *step, int b, UpdateShard *u, const Mes
 
 // --- lossless weights ---------------------------------------------------------------------------
 
-// Message sizes of this rank in the table of all ranks.
+// Returns this rank's row in the table of message sizes.
 static uint32_t *own_bytes(const QwdStep *step) {
     const Mesh *mesh = step->mesh;
     int64_t slot = (int64_t)mesh->node.rank * mesh->rail.size + mesh->rail.rank;
     return step->lossless->bytes + slot * step->layout->buckets;
 }
 
-// Computes bf16 weights as without compression, then codes them.
+// Computes the bf16 message that would be sent without compression, then codes it.
 static void update_lossless(const QwdStep *step, int b, UpdateShard *u, const BucketState *state,
                             const Lanes *lanes) {
     const QwdLossless *lossless = step->lossless;
@@ -147,8 +147,8 @@ static void update_lossless(const QwdStep *step, int b, UpdateShard *u, const Bu
     kernel_code_weights(lanes->last, &c);
 }
 
-// Slot size of the gather: the longest message. A size that no message can have is clamped here and
-// detected by the decoder.
+// Returns the slot size of the gather: the size of the longest message. Impossible sizes are
+// clamped; the decoder detects such messages.
 static int64_t longest_message(const QwdStep *step, int b) {
     int64_t most = layout_lossless(&step->layout->bucket[b]).most, longest = (int64_t)sizeof(LosslessHeader);
     for (int rank = 0; rank < step->layout->dp; rank++) {
@@ -181,7 +181,7 @@ void qwd_agree_lengths(const QwdStep *step, const Lanes *lanes) {
     for (int b = 0; b < step->layout->buckets; b++) lossless->slot[b] = longest_message(step, b);
 }
 
-// Packs this rank's message into its slot.
+// Copies this rank's lossless message to its slot of the buffer, without gaps.
 static void pack_own(const QwdStep *step, int b, const MessageLayout *m, const GatherBuffer *buffer,
                      const Lanes *lanes) {
     const QwdLossless *lossless = step->lossless;
@@ -247,8 +247,8 @@ void qwd_gather_bucket(const QwdStep *step, int b, const GatherBuffer *buffer, c
     int nodes = buffer->nodes, slot = qwd_slot(b);
     if (step->lossless) pack_own(step, b, &m, buffer, lanes);
     lane_done(lanes, LANE_UPDATED, slot, lanes->last);
-    // Between nodes first: each rank gathers its rail's shards into its row, then whole rows are
-    // gathered within the node.
+    // Each rank first gathers the shards of its rail into its row; then whole rows are gathered
+    // within the node.
     if (nodes > 1) {
         lane_wait(lanes, LANE_UPDATED, slot, lanes->rail);
         wire_all_gather(step->checks, HOP_WEIGHT_RAIL, own_row(mesh, buffer), 1, &m, buffer->messages,
@@ -289,7 +289,8 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherB
               : nodes > 1 ? LANE_RAIL_GATHERED
                           : LANE_UPDATED,
               slot, lanes->middle);
-    // The first hop first: the second hop forwards messages that the first one corrupted.
+    // Check the first hop first, because the second hop forwards messages that the first one has
+    // corrupted.
     if (nodes > 1)
         wire_check_gathered(step->checks, HOP_WEIGHT_RAIL, b, own_row(mesh, buffer), 1, &a.message,
                             buffer->messages, lanes->middle);

@@ -1,4 +1,4 @@
-// Writes part of a message on the host: tensor lookup, codes and scale of a group, plain values.
+// Writes messages on the host: looks up tensors, quantizes groups and stores plain values.
 // Reference for the GPU kernels. Included by kernels_cpu.c and update_host.c.
 #pragma once
 #include <string.h>
@@ -49,8 +49,8 @@ static inline void store_values(uint8_t *to, Codec codec, const float *x, int64_
     }
 }
 
-// Quantizes one group. logical: offset of x[0] for the rounding bits. bits, levels: of the codec;
-// constants at the call, so that the loops unroll.
+// Quantizes one group. logical: offset of x[0] for the rounding bits. bits, levels: properties of
+// the codec; callers pass constants, so that compilers unroll the loops.
 static inline void quantize_group(const SliceWriter *w, const float *x, int64_t logical, uint8_t *codes,
                                   float *scale, int bits, int levels) {
     GroupScale g = group_scale(largest_bits(x, w->group), levels);
@@ -70,7 +70,7 @@ static inline void quantize_group(const SliceWriter *w, const float *x, int64_t 
     }
 }
 
-// Quantizes one group of rotated values with an EDEN codec. bits: a constant at the call.
+// Quantizes one group of rotated values with an EDEN codec. bits: callers pass a constant.
 static inline void eden_group(const float *x, uint8_t *codes, float *scale, int bits) {
     float squares[EDEN_GROUP], products[EDEN_GROUP], size[EDEN_GROUP];
     int code[EDEN_GROUP];
@@ -97,7 +97,7 @@ static inline void eden_group(const float *x, uint8_t *codes, float *scale, int 
     }
 }
 
-// Writes n elements at `offset` of the range: one group, or any number for a plain codec.
+// Writes n elements at `offset` of the range. n: one group, or any number for plain codecs.
 static inline void write_slice(const SliceWriter *w, int64_t offset, const float *x, int n, int64_t logical) {
     uint8_t *codes = w->codes + codec_bytes(w->codec, offset);
 #define WRITE_VALUES(ID, NAME, BITS, LEVELS) \

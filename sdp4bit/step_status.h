@@ -1,5 +1,5 @@
-// The step status, inline for host and device, part of the exact regime: each rank contributes a
-// record, and all ranks compute the same status from the gathered records. Included by kernels.h.
+// The step status: each rank contributes a record, and all ranks compute the same status from the
+// gathered records. Inline for host and device, part of the exact regime. Included by kernels.h.
 #pragma once
 #include "llmc/base/base.h"
 #include "sdp4bit/codec.h"
@@ -7,10 +7,11 @@ LLMC_BEGIN
 
 // --- faults -------------------------------------------------------------------------------------
 
-// An error found by a rank's device, as 64 bits; 0: none. It stays in device memory and is sent
-// with the next record, so all ranks agree without waiting for the host. A fault ends the run: the
-// step is skipped and nothing is saved. The top two bits are its origin, the rest its place. Of
-// several faults the lowest is kept, which is closest to the cause.
+// A fault is an error found by a rank's device, coded in 64 bits; 0: none. It stays in device
+// memory and is sent with the next record, so all ranks learn of it without waiting for the host. A
+// fault ends the run: the step is skipped and nothing is saved. The top two bits of the code are
+// the origin, the others the place. Of several faults the lowest code is kept, which is closest to
+// the cause.
 typedef enum FaultOrigin {
     FAULT_OF_UPDATE = 1,   // adamw.h refused a master weight; place: bucket
     FAULT_OF_MESSAGE = 2,  // a message was corrupted in transit (wire.h); place: hop, bucket, slot
@@ -21,9 +22,9 @@ HD_FN FaultOrigin fault_origin(uint64_t fault) { return (FaultOrigin)(fault >> 6
 
 // --- spikes -------------------------------------------------------------------------------------
 
-// Outliers of the loss and the gradient norm. Detected on the device along with the step status:
-// the host learns a status one step late, so its decision would stall every step or come after the
-// weights have changed. All ranks compute the same result from the same gathered records.
+// Spikes are outliers of the loss or the gradient norm. They are detected on the device as part of
+// the step status, because the host reads a status one step late, after the weights have changed.
+// All ranks compute the same result from the same gathered records.
 enum { SPIKE_WARMUP = 32 };  // steps before detection starts
 enum { SPIKE_WINDOW = 64 };  // approximate window of the running means in steps
 enum { SPIKE_LOSS = 1, SPIKE_NORM = 2 };
@@ -33,19 +34,19 @@ typedef struct SpikeTrack {
     double mean, deviation;
 } SpikeTrack;
 
-// State that step_status keeps between steps; checkpoints save the fields up to skipped_in_a_row
-// (guard_save). The others describe the last step.
+// State that step_status keeps between steps. Checkpoints save the fields up to skipped_in_a_row
+// (guard_save); the others describe the last step.
 typedef struct SpikeState {
     SpikeTrack loss, norm;
-    int64_t seen;                  // finite steps in the means
-    int64_t skipped_in_a_row;      // up to the last step, for any reason
+    int64_t seen;                  // number of finite steps so far
+    int64_t skipped_in_a_row;      // consecutive skipped steps up to the last one, for any reason
     float loss_limit, norm_limit;  // limits of the last step; infinity: none
     int32_t found, unused;         // SPIKE_LOSS | SPIKE_NORM
 } SpikeState;
 static_assert(sizeof(SpikeState) == 64, "host and device share the layout");
 
-// Returns the mean plus `factor` deviations. The deviation is at least 1 % of the mean, or a nearly
-// constant loss would trigger on noise. factor 0: no limit.
+// Returns the mean plus `factor` deviations. A deviation below 1 % of the mean counts as 1 %, so
+// that noise in a nearly constant loss is not a spike. factor 0: no limit.
 HD_FN float spike_limit(const SpikeTrack *t, int64_t seen, float factor) {
     if (!(factor > 0.0f) || seen < SPIKE_WARMUP) return f32_from_bits(0x7F800000u);
     double least = f64_mul(0.01, t->mean < 0 ? -t->mean : t->mean);
@@ -53,8 +54,8 @@ HD_FN float spike_limit(const SpikeTrack *t, int64_t seen, float factor) {
     return (float)f64_add(t->mean, f64_mul((double)factor, deviation));
 }
 
-// Updates the means with a value, clamped to the limit: a single spike hardly moves them, but a
-// lasting higher level becomes normal within tens of steps.
+// Updates the means with a value, clamped to the limit. So a single spike hardly moves them, but a
+// level that stays higher becomes normal within tens of steps.
 HD_FN void spike_follow(SpikeTrack *t, float value, float limit, int64_t seen) {
     double n = (double)(seen < SPIKE_WINDOW ? seen : (int64_t)SPIKE_WINDOW);
     double distance = f64_sub((double)(value > limit ? limit : value), t->mean);
@@ -82,7 +83,7 @@ HD_FN bool spike_check(SpikeState *s, float loss, float norm, float loss_factor,
 
 // --- a step -------------------------------------------------------------------------------------
 
-// Decided once per step and kept in device memory, so that no step waits for the host.
+// Computed once per step and kept in device memory, so that no step waits for the host.
 typedef struct StepStatus {
     double beta1_power, beta2_power;  // beta^t as running products, t = adam_steps
     int64_t adam_steps;               // applied steps, this one included if applied
@@ -98,9 +99,9 @@ typedef struct StepStatus {
 } StepStatus;
 static_assert(sizeof(StepStatus) == 128, "host and device share the layout");
 
-// One rank's contribution, gathered from all ranks in rank order.
+// Contribution of one rank. All ranks gather the records of all ranks.
 typedef struct StepRecord {
-    double sum_squares;  // sum over its shard of the reduced gradient
+    double sum_squares;  // sum of squares of its shard of the reduced gradient
     double loss;         // mean loss of the step's micro-batches; 0 if this rank computes none
     uint64_t fault;      // first fault found, 0: none
 } StepRecord;
@@ -112,7 +113,7 @@ typedef struct StatusInputs {
     int losses;       // ranks that compute a loss: the last pipeline stage
     float clip_grad;  // 0: no clipping
     float beta1, beta2;
-    // For both outcomes of the previous step, because the host learns the status one step late.
+    // Learning rates for both outcomes of the previous step, which the host does not know yet.
     float lr_if_applied, lr_if_skipped;
     bool skip_non_finite;  // a non-finite loss or norm makes applied = 0
     bool skip_spikes;      // a spike of the loss or norm (spike_check) makes applied = 0
@@ -120,7 +121,7 @@ typedef struct StatusInputs {
     double loss_factor, gradient_factor;  // multiply the mean loss and the gradients; 1: unchanged
 } StatusInputs;
 
-// Sums the parts' squares in order in double.
+// Returns a rank's record. Adds the sums of squares in order, in double.
 HD_FN StepRecord step_record(const float *piece_sums, int pieces, float loss, uint64_t fault) {
     StepRecord record = {0.0, (double)loss, fault};
     for (int i = 0; i < pieces; i++) record.sum_squares = f64_add(record.sum_squares, (double)piece_sums[i]);
@@ -134,7 +135,8 @@ HD_FN float clip_coefficient(float clip, float norm) {
     return coefficient < 1.0f ? coefficient : 1.0f;
 }
 
-// Keeps the lowest fault code, of the lowest rank if several have it. Returns true if there is one.
+// Stores the lowest fault code and the lowest rank that reports it. Returns true if there is a
+// fault.
 HD_FN bool status_first_fault(StepStatus *control, const StepRecord *records, int ranks) {
     control->fault = 0;
     control->fault_rank = 0;
@@ -147,8 +149,8 @@ HD_FN bool status_first_fault(StepStatus *control, const StepRecord *records, in
     return control->fault != 0;
 }
 
-// Sums the records in rank order in double. Sets norm, clip coefficient, applied, and Adam's
-// counters and bias corrections. control: in: the status of the previous step.
+// Computes the status of a step from the records, which it sums in rank order in double. control:
+// holds the status of the previous step on entry.
 HD_FN void step_status(StepStatus *control, const StatusInputs *a) {
     double squares = 0.0, loss = 0.0;
     for (int r = 0; r < a->ranks; r++) {

@@ -1,4 +1,4 @@
-// The order of the hops, and the lane of each: see tlq_hs.h.
+// Issues the stages of the gradient reduction to their lanes: see tlq_hs.h.
 #include "sdp4bit/tlq_hs.h"
 
 enum { SLOT_ALIGN = 256 };  // bytes, for vector loads and NCCL
@@ -32,7 +32,7 @@ void tlq_reserve(MemoryPlan *memory_plan, const char *group, TlqWorkspace *w, in
                         (void **)&w->recv2);
 }
 
-// Chunk k of bucket b: its messages and buffer slot.
+// Chunk k of bucket b with its messages and buffer slot.
 typedef struct Chunk {
     const TlqStep *step;
     const Bucket *bucket;
@@ -69,7 +69,8 @@ static Chunk chunk_at(const TlqStep *step, int b, int k, const Lanes *lanes) {
     return c;
 }
 
-// Micro-batches that are reduced one by one have independent noise.
+// Includes the micro-batch, so that micro-batches reduced separately have independent rounding
+// errors.
 static RoundingKey rounding_key(const TlqStep *step, uint32_t purpose, int source) {
     RoundingKey key = {step->seed, step->step, purpose | (uint32_t)step->micro_batch << 8, (uint32_t)source};
     return key;
@@ -81,8 +82,8 @@ RoundingKey tlq_rotation(const TlqStep *step) {
     return (RoundingKey){step->seed, 0, PURPOSE_ROTATION, 0};
 }
 
-// Quantizes the residual, to which this step's values have been added, as the message between
-// nodes. Tails have no residual and are already written. q: the quantization of the message.
+// Quantizes the residual plus this step's values as the message between nodes, and keeps the new
+// residual. The tails of the message are already written; they have no residual.
 static void quantize_residual(const Chunk *c, QuantizePartitions *q, Stream *stream) {
     q->grads = c->step->residual.values;
     q->scale = 1.0f;
@@ -108,7 +109,7 @@ static void feed_and_requantize(const Chunk *c, SumRequantize *r, Stream *stream
     quantize_residual(c, &r->out, stream);
 }
 
-// Returns the quantization of the messages of a hop: inside the node, or between nodes.
+// Describes the quantization of the messages of one hop: inside the node or between nodes.
 static QuantizePartitions hop_quantization(const Chunk *c, bool node_hop) {
     const TlqStep *step = c->step;
     const GradFormat *format = &step->grad_format;
@@ -122,8 +123,8 @@ static QuantizePartitions hop_quantization(const Chunk *c, bool node_hop) {
     q.group = node_hop ? format->intra_group : format->inter_group;
     q.tail_codec = format->tail_codec;
     q.rounding = format->rounding;
-    // The source of level 2 is the node: its D ranks hold disjoint shards, so their logical offsets
-    // give them different bits.
+    // At level 2 the source is the node. Its D ranks quantize disjoint shards, so their random bits
+    // differ by the logical offset.
     q.key = node_hop ? rounding_key(step, PURPOSE_GRAD_LEVEL1, step->mesh->dp.rank)
                      : rounding_key(step, PURPOSE_GRAD_LEVEL2, group->rank);
     q.slots = group->size;
@@ -134,7 +135,7 @@ static QuantizePartitions hop_quantization(const Chunk *c, bool node_hop) {
     return q;
 }
 
-// First lane: writes the messages of the first hop: level 1, or level 2 if every node has one rank.
+// First lane: writes the messages of the first hop, which is level 2 if every node has one rank.
 static void quantize(const Chunk *c, const float *grads) {
     const TlqStep *step = c->step;
     Stream *stream = c->lanes->first;
@@ -231,7 +232,7 @@ void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard
     step->checks->micro_batch = step->micro_batch;
     for (int k = 0; k < layout_chunks(step->layout, bucket, &step->grad_format); k++) {
         Chunk c = chunk_at(step, b, k, lanes);
-        if (c.level1.bytes + c.level2.bytes == 0) continue;  // empty: more chunks than groups
+        if (c.level1.bytes + c.level2.bytes == 0) continue;  // an empty chunk
         quantize(&c, grads);
         if (c.node_hop) cross_node(&c);
         if (c.node_hop && c.rail_hop) requantize(&c);
@@ -241,7 +242,7 @@ void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard
     }
 }
 
-// Copies a rank's shard to a message, or back if `out`.
+// Copies a rank's shard from grads to a message, or from the message to grads if `out`.
 static void copy_shard(const Bucket *bucket, float *grads, int64_t rank, const MessageLayout *m,
                        uint8_t *message, bool out, Stream *stream) {
     GradShard shard = grad_shard_of(bucket, grads, rank);
@@ -296,7 +297,8 @@ void tlq_sum_squares(const TlqStep *step, int b, GradShard own, float *matrix_pa
     assert(b >= 0 && b < step->layout->buckets);
     const Bucket *bucket = &step->layout->bucket[b];
     int64_t rank = step->mesh->dp.rank, tail = layout_counted(bucket, false, rank);
-    // A partial sum of the tail (not of matrices) may include uncounted elements: recompute it.
+    // The last partial sum of the tail may include uncounted elements, so recompute the sums. In
+    // matrices, uncounted tensors start at multiples of 32.
     if (tail % HADAMARD_ORDER && tail < bucket->tail_per_rank)
         kernel_square_partials(lanes->last, tail_partials, own.tail, tail);
     kernel_tree_sum(lanes->last, &sums[0], matrix_partials,

@@ -10,7 +10,7 @@
 #include "sdp4bit/adamw.h"
 #include "sdp4bit/slices.h"
 
-enum { PIECE = 1 << 16 };  // elements per task, approximately: 1.5 MB of memory
+enum { PIECE = 1 << 16 };  // approximate number of elements per task: 1.5 MB of memory
 
 // Sets the fault unless another thread did.
 static void mark_refused(const UpdateShard *a) {
@@ -18,8 +18,8 @@ static void mark_refused(const UpdateShard *a) {
     atomic_compare_exchange_strong((_Atomic uint64_t *)a->fault, &nothing, a->code);
 }
 
-// Updates n elements of the state at `at` with the gradients at `grads`, in blocks whose results
-// are written only if none is refused, so that the loop vectorizes.
+// Updates n elements, starting at element `at` of the state. Works in blocks on copies, so that the
+// loop vectorizes; only a block with a refused element is updated element by element.
 enum { ADAMW_BLOCK = 1024 };
 static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const float *grads, int64_t n) {
     if (!a->control->applied) return;
@@ -65,13 +65,13 @@ static void write_group(const UpdateShard *a, int64_t at, int n) {
     write_slice(&w, at, x, n, segment->logical + position - segment->start);
 }
 
-// Context of the threads.
+// Arguments of update_matrices.
 typedef struct Update {
     const UpdateShard *shard;
     const Site *site;
 } Update;
 
-// Updates elements [lo, hi) of the matrix shard, whole groups.
+// Updates elements [lo, hi) of the matrix shard, which are whole groups, and writes their codes.
 static void update_matrices(void *context, int64_t lo, int64_t hi) {
     const Update *update = (const Update *)context;
     const UpdateShard *a = update->shard;

@@ -3,13 +3,13 @@
 
 #include <assert.h>
 
-// Place of a message in a fault code: hop and bucket; the check adds the slot.
+// Identifies the messages of a hop and bucket in a fault code; the check adds the slot.
 static uint64_t place_of(WireHop hop, int b) { return (uint64_t)hop << 56 | (uint64_t)(uint32_t)b << 24; }
 static uint64_t mismatch(WireHop hop, int b) { return fault_code(FAULT_OF_MESSAGE, place_of(hop, b)); }
 uint64_t wire_coding_fault(WireHop hop, int b) { return fault_code(FAULT_OF_CODING, place_of(hop, b)); }
 
-// Key of the checksum, different for every step, micro-batch, bucket and chunk, so that a message
-// left in its slot by an earlier exchange is detected. k < MOST_CHUNKS = 2^12.
+// Returns the key of a checksum. It differs between steps, micro-batches, buckets and chunks, so a
+// stale message of an earlier exchange is detected. k < MOST_CHUNKS = 2^12.
 static uint64_t message_key(const WireChecks *checks, bool weights, int b, int k) {
     uint64_t micro_batch = weights ? 0 : (uint64_t)checks->micro_batch;
     return replica_mix((uint64_t)checks->step << 1 | weights, (uint32_t)b) ^ (uint64_t)k << 32 ^
@@ -20,7 +20,8 @@ static bool sealed(const WireChecks *checks, const MessageLayout *message) {
     return checks->sealed && message->check;
 }
 
-// For tests: flips a bit of a received message, outside of the checksum, half of which is unused.
+// For tests: flips a bit of a received message. bytes: excludes the checksum section, whose unused
+// half would hide the fault.
 static void inject(WireChecks *checks, uint8_t *arrived, int64_t bytes, Stream *stream) {
     fault_flip(fault_due(checks->faults, FAULT_MESSAGE, checks->step, checks->exchange++), stream, arrived,
                bytes);
@@ -43,12 +44,12 @@ static uint64_t *sums_of(const WireChecks *checks, WireHop hop) {
     return checks->sums + (int)hop * wire_most_peers(checks->mesh);
 }
 
-// Returns the messages received from this rank's successor.
+// Returns the slot of the messages received from the next rank.
 static uint8_t *from_next(const Group *group, uint8_t *slots, int64_t bytes) {
     return slots + (group->rank + 1) % group->size * bytes;
 }
 
-// Describes `count` messages for the checksum kernels. weights: of the gather.
+// Describes `count` messages for the checksum kernels. weights: they belong to an all-gather.
 static SealMessages run_of(const WireChecks *checks, bool weights, int b, int k, const MessageLayout *message,
                            uint8_t *messages, int count) {
     SealMessages s = {0};
@@ -130,8 +131,8 @@ static void hash_parts(const CommRow *row, int rows, int member, bool own, uint6
     }
 }
 
-// Each member has a record: the hash of its parts and its checksum. Receivers recompute the hash
-// from the received parts and verify it against the sender's checksum.
+// Each rank sends a record: a hash of its parts, and a checksum of that hash. Receivers recompute
+// the hash from the received parts and verify the checksum.
 void wire_gather_rows(WireChecks *checks, int b, const CommRow *row, int rows, Stream *stream) {
     assert(b >= 0 && rows >= 1);
     const Group *group = &checks->mesh->shards;
@@ -177,7 +178,7 @@ static bool message_error(uint64_t fault, int receiver, const Mesh *mesh, Error 
                                         "mean pseudo-gradients between nodes"};
     WireHop hop = (WireHop)(fault >> 56 & 15);
     int b = (int)(fault >> 24 & 0xFFFFFFFF), slot = (int)(fault & 0xFFFFFF);
-    // In a reduction slots are peers. In a gather they are [local][node], and the second hop
+    // In a reduction a slot is a peer. In a gather, slots are [local][node], and the second hop
     // gathers whole rows from the ranks of the node.
     bool node = hop == HOP_WEIGHT_NODE || hop == HOP_LAYER_NODE || hop == HOP_REDUCED_NODE;
     bool rail = hop == HOP_WEIGHT_RAIL || hop == HOP_LAYER_RAIL || hop == HOP_REDUCED_RAIL;

@@ -1,15 +1,16 @@
 // Message exchanges, with a checksum per message under --verify-wire. A kernel on the sender
-// appends the checksum (seal), a kernel on the receiver verifies it (check). Faults are reported
-// with the next step status, so the host never waits. Seals and checks run on the kernel lanes
-// (lanes.h), the exchanges on the lanes of their hops. tlq_hs.c and qwd.c call this instead of
-// comm.h; set up by llmc/state/zero_plan.c.
+// appends the checksum (seal), and a kernel on the receiver verifies it (check). Faults are
+// reported with the next step status, so the host never waits. Seals and checks run on the kernel
+// lanes (lanes.h), exchanges on the lanes of their hops. tlq_hs.c, qwd.c and outer.c exchange all
+// messages through these functions. Set up by llmc/state/zero_plan.c.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/base/fault.h"
 #include "sdp4bit/kernels.h"
 LLMC_BEGIN
 
-// In the order in which corruption propagates: the second hop forwards what the first one damaged.
+// Ordered as corruption spreads, because the second hop forwards messages that the first one has
+// corrupted. The fault with the lowest code is then closest to the cause.
 typedef enum WireHop {
     HOP_WEIGHT_RAIL,
     HOP_WEIGHT_NODE,
@@ -31,14 +32,14 @@ typedef struct WireChecks {
     bool sealed;           // messages reserve bytes for a checksum (layout_seal)
     uint64_t *sums;        // device (WIRE_HOPS, wire_most_peers): scratch of the checks. All checks of a
                            // hop run on one stream
-    uint8_t *parts;        // device (ranks of mesh->shards, WIRE_PART_BYTES): checksums of a layer's parts.
-                           // NULL without gathers of layers or without checks
-    uint64_t *fault;       // device (1): first fault found by this rank (step_status.h), 0: none. Includes
-                           // updates refused by kernel_update_shard, sealed or not
-    const Faults *faults;  // for tests
+    uint8_t *parts;        // device (ranks of mesh->shards, WIRE_PART_BYTES): checksums of a gathered layer.
+                           // NULL without checksums or if weights are not sharded
+    uint64_t *fault;       // device (1): first fault found by this rank (step_status.h), 0: none. Also
+                           // set by refused updates (kernel_update_shard), even without checksums
+    const Faults *faults;  // faults injected by tests
     int64_t step;          // iteration
     int micro_batch;       // index of the bucket's gradient reduction in this step
-    int exchange;          // index of the next exchange in this step
+    int exchange;          // index of the next exchange in this step, for injected faults
 } WireChecks;
 
 // Returns the maximum number of messages that one check covers.
@@ -63,13 +64,13 @@ void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int 
                          const MessageLayout *message, uint8_t *buffer, Stream *stream);
 
 // All-gathers the weights of one layer from the ranks that hold its shards (comm_gather_rows in
-// mesh->shards). Every row consists of (size) parts of floatX. One checksum per rank covers its
-// parts of all rows and is gathered after them. Seal, gather and check run on one stream.
+// mesh->shards). A row has one floatX part per rank. Each rank sends one checksum for its parts of
+// all rows, after the rows. Everything runs on `stream`.
 enum { WIRE_PART_BYTES = 2 * MESSAGE_ALIGN };
 void wire_gather_rows(WireChecks *checks, int b, const CommRow *row, int rows, Stream *stream);
 
-// Returns the fault code for lossless weights of bucket b that cannot be decoded. hop: the last hop
-// they took. The kernel adds the slot.
+// Returns the fault code for a lossless message of bucket b that cannot be decoded. hop: the last
+// hop of the message. The kernel adds the slot.
 uint64_t wire_coding_fault(WireHop hop, int b);
 
 // Sets err to describe a fault (step_status.h) found by `rank`, and returns false. EXIT_DIVERGED:
