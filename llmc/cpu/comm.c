@@ -1,6 +1,6 @@
-// Collectives and links over MPI for CPU ranks: see llmc/comm.h. Built from point-to-point messages
-// instead of MPI's collectives, so that the bytes counted are exactly those passed to the
-// transport. Linked into the CPU program only.
+// Collectives and links over MPI for CPU ranks: see llmc/comm.h. They use point-to-point messages
+// instead of MPI's collectives, so that comm_sent counts exactly the bytes that are sent. Linked
+// into the CPU program only.
 #include "llmc/comm.h"
 
 #include <assert.h>
@@ -21,22 +21,22 @@ typedef struct Requests {
     MPI_Request *request;  // (room) grown on demand
     Part *part;            // (room)
     int count, room;
-    bool in_turn;  // requests of a link: the peer stage may itself be waiting for another stage
+    bool in_turn;  // requests of a link, whose peer may itself be waiting for another stage
 } Requests;
 
 struct Comm {
     const Site *site;
     double limit;       // seconds; 0: wait forever
     Requests requests;  // messages of the collective in progress
-    Link *links;        // between members of the group, in the order of opening
+    Link *links;        // open links between members of the group, in the order of opening
     uint64_t sent;
     volatile int *lost;  // comm_may_lose; NULL: members cannot be lost
 };
 
 struct Link {
-    Comm *comm;  // the group's: error site, timeout, byte count
+    Comm *comm;  // communicator of the group: error site, timeout, byte count
     const char *name;
-    MPI_Comm mpi;  // both ends; member 0 sends to member 1
+    MPI_Comm mpi;  // the two ends of the link; member 0 sends to member 1
     int other;     // world rank of the other end
     Requests requests;
     Link *next;
@@ -72,7 +72,7 @@ uint64_t comm_sent(const Group *group) { return group->comm ? group->comm->sent 
 
 // --- pending messages ----------------------------------------------------------------------------
 
-enum { PIECE = 1 << 30 };  // MPI counts are int: longer messages are sent in parts
+enum { PIECE = 1 << 30 };  // maximum bytes per MPI message, because MPI counts are int
 
 static int piece_at(size_t at, size_t bytes) { return bytes - at < PIECE ? (int)(bytes - at) : PIECE; }
 
@@ -87,7 +87,7 @@ static MPI_Request *next_request(Requests *all, int whom, bool last) {
     return &all->request[all->count++];
 }
 
-// Ends the job. The first incomplete part tells which rank is late.
+// Ends the job with a message that names the peer of the oldest incomplete part.
 static void timed_out(const Comm *comm, Requests *all, int count, const char *what, const char *where,
                       double waited) {
     int late = 0, done = 1;
@@ -113,7 +113,7 @@ static void timed_out(const Comm *comm, Requests *all, int count, const char *wh
 
 static bool may_lose(const Comm *comm) { return comm->lost && node_failure_handled(comm->site); }
 
-// Gives up on a member of another node. MPI keeps the requests, but the run ends soon.
+// Abandons messages with a lost node. Their MPI requests stay allocated until the run ends.
 static void give_up(const Comm *comm) {
     node_failure_report(comm->site);
     *comm->lost = 1;
@@ -175,7 +175,7 @@ static void post(const Group *group, int to, const uint8_t *send, uint8_t *recv,
     comm->sent += bytes;
 }
 
-// Sends one message to every other member, at send + its rank * stride, and receives one from each.
+// Sends the message at send + r * stride to every other member r, and receives one from each.
 static void exchange(const Group *group, const uint8_t *send, size_t stride, void *recv, size_t bytes,
                      const char *what) {
     Comm *comm = group->comm;
@@ -225,7 +225,7 @@ Link *link_open(const Group *group, int from, int to, Device *device, const char
     return link;
 }
 
-// Posts at least one part, so that empty messages are sent too.
+// Posts a message in parts, at least one, so that empty messages are sent too.
 static void post_on(Link *link, uint8_t *memory, size_t bytes, bool sends) {
     size_t at = 0;
     do {

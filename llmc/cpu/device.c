@@ -1,5 +1,5 @@
-// CPU backend of device.h. A Stream is the calling thread: work is complete when a call returns. An
-// Event records the monotonic clock. Linked into train_gpt_cpu and the tests.
+// CPU backend of device.h. A Stream runs its work in the calling thread, so work is complete when a
+// call returns. An Event records the monotonic clock. Linked into train_gpt_cpu and the tests.
 #include "llmc/device.h"
 
 #include <cblas.h>
@@ -35,8 +35,8 @@ enum { ALIGNMENT = 256 };
 
 // --- the floating-point environment --------------------------------------------------------------
 
-// Tested by experiment instead of reading a control register, so that one test serves all CPUs.
-// volatile keeps the compiler from evaluating it.
+// Returns true if the CPU computes with denormals. Tests this by arithmetic instead of reading a
+// control register, so that the test works on all CPUs. volatile prevents constant folding.
 static bool denormals_are_kept(void) {
     volatile float smallest_normal = FLT_MIN, half = 0.5f, two_to_24 = 16777216.0f;
     volatile float denormal = smallest_normal * half;  // 0 under flush-to-zero
@@ -73,8 +73,9 @@ static void read_cpu_name(char *name, size_t bytes) {
     fclose(file);
 }
 
-// OpenBLAS maps its buffer at the first large product, and hangs if that fails. So the first
-// product runs here, before free memory is measured, and only if there is space for the buffer.
+// OpenBLAS maps its buffer at the first large matrix product, and hangs if that fails. So this
+// function checks that there is memory for the buffer, then runs the first product. It is called
+// before free memory is measured.
 static bool warm_up_blas(Error *err) {
     enum { N = 128 };
     const size_t buffer = (size_t)(128 + 16) << 20;  // mapped per thread on x86-64, plus a margin
@@ -99,20 +100,20 @@ Device *device_open(int index, const Site *site, Error *err) {
     if (!denormals_are_kept()) {
         error_set(err, EXIT_ENVIRONMENT,
                   "the CPU flushes denormal numbers to zero, which changes results; "
-                  "do not link libraries built with -ffast-math and do not set FTZ or DAZ mode");
+                  "don't link libraries built with -ffast-math, and don't set FTZ or DAZ mode");
         return NULL;
     }
     if (!rounds_to_nearest_even()) {
         error_set(err, EXIT_ENVIRONMENT,
-                  "the CPU does not round to nearest even, which changes results; restore the default "
-                  "rounding mode");
+                  "the CPU does not round to nearest even, which changes results; restore the "
+                  "default rounding mode");
         return NULL;
     }
     Device *device = xcalloc(1, sizeof *device, "the device");
     device->index = index;
     device->site = site;
     read_cpu_name(device->name, sizeof device->name);
-    // One thread per rank keeps the summation order of GEMMs fixed; parallelism comes from ranks.
+    // One thread per rank fixes the summation order of GEMMs. Use more ranks to use more cores.
     openblas_set_num_threads(1);
     if (warm_up_blas(err)) return device;
     free(device);
@@ -142,12 +143,13 @@ void device_memory(const Device *device, size_t *free_bytes, size_t *total_bytes
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     *free_bytes = machine_memory("MemAvailable");
     *total_bytes = machine_memory("MemTotal");
-    // Without /proc: page counts, which exclude reclaimable caches and so underestimate.
+    // Without /proc, use the number of free pages: an underestimate, as it excludes caches.
     if (!*free_bytes) *free_bytes = (size_t)sysconf(_SC_AVPHYS_PAGES) * page;
     if (!*total_bytes) *total_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * page;
 }
 
-// Pages of this process: address space, and resident ones. 0 without /proc.
+// Returns the number of pages of this process's address space, and of those in memory; 0 without
+// /proc.
 static void process_pages(size_t *virtual_pages, size_t *resident_pages) {
     *virtual_pages = *resident_pages = 0;
     FILE *file = fopen("/proc/self/statm", "r");
@@ -178,7 +180,7 @@ double device_peak_flops(const Device *device) { return 0.0; }
 // --- memory --------------------------------------------------------------------------------------
 
 static void *take_memory(size_t bytes, const char *purpose, Error *err) {
-    // The kernel overcommits memory and kills later; check first, to fail with a message.
+    // Linux overcommits memory and kills the process later, so check first to fail with a message.
     size_t available = machine_memory("MemAvailable");
     bool fits = bytes <= SIZE_MAX - ALIGNMENT && (available == 0 || bytes <= available);
     size_t rounded = fits ? (bytes / ALIGNMENT + 1) * ALIGNMENT : 0;
@@ -219,7 +221,7 @@ Stream *stream_create(Device *device, const char *name) {
 Stream *stream_create_urgent(Device *device, const char *name) { return stream_create(device, name); }
 void stream_destroy(Stream *stream) { free(stream); }
 const Site *stream_site(const Stream *stream) { return stream->device->site; }
-// Nothing to wait for. Called between parts of long loops, so it counts as progress.
+// Work is already complete. Long loops call this between parts, so report progress to the watchdog.
 void stream_synchronize(Stream *stream) { heartbeat_waiting(stream_site(stream), false); }
 
 static Event *create_event(Device *device, bool timed) {
@@ -236,7 +238,7 @@ void event_record(Event *event, Stream *stream) { event->recorded_ms = 1e3 * mon
 void stream_wait(Stream *stream, Event *event) {}
 void event_synchronize(Event *event) {}
 
-// Copies the context as on a GPU, so that tests detect contexts that must outlive the call.
+// Copies the context, as the GPU backend does, so that memory checkers find invalid uses of it.
 void stream_host_call(Stream *stream, HostWork work, const void *context, size_t bytes) {
     void *copy = memcpy(xmalloc(bytes, "work of the host"), context, bytes);
     work(copy);

@@ -1,17 +1,18 @@
 // CPU ops, part 1: embedding, dropout, LayerNorm, linear layers, GELU, SwiGLU, RoPE, sums over
-// ranks: see ops.h. The reference for the GPU and the ops of CPU ranks: loops over rows that the
-// compiler vectorizes, and fp32 GEMMs by OpenBLAS.
+// ranks (see ops.h). CPU ranks run them, and GPU ops are tested against them. They are loops over
+// rows, which the compiler vectorizes, and fp32 GEMMs by OpenBLAS.
 #include "llmc/cpu/ops_internal.h"
 #include "llmc/ranks/parallel.h"
 
-enum { ROW_CHUNK = 512 };  // elements per chunk of row loops: fits the stack and the L1 cache
+enum { ROW_CHUNK = 512 };  // elements that row loops process at once; fits the stack and L1 cache
 
 // --- dropout -------------------------------------------------------------------------------------
 
-// Philox blocks drawn together, word by word into arrays, so that the compiler vectorizes.
+// Philox blocks drawn at once, into arrays of words, so that the compiler vectorizes the loop.
 enum { DRAW_BLOCKS = 64, DRAW_ELEMENTS = 8 * DRAW_BLOCKS };
 
-// Draws the multipliers of 8 * blocks elements from element 8 * block; blocks <= DRAW_BLOCKS.
+// Draws the dropout multipliers of 8 * blocks elements, starting at element 8 * block of the
+// sample. blocks <= DRAW_BLOCKS.
 static void draw_multipliers(float *multiplier, Dropout dropout, int64_t sample, int64_t block, int blocks) {
     uint32_t words[4][DRAW_BLOCKS];
     for (int i = 0; i < blocks; i++) {
@@ -35,7 +36,7 @@ void dropout_multipliers(float *multiplier, Dropout dropout, int64_t sample, int
     }
     float drawn[DRAW_ELEMENTS];
     for (int64_t done = 0; done < n;) {
-        // The range may start within a block.
+        // The range may start in the middle of a block.
         int64_t block = (first + done) / 8, skipped = (first + done) % 8;
         int64_t wanted = min64(DRAW_ELEMENTS - skipped, n - done);
         draw_multipliers(drawn, dropout, sample, block, (int)ceil_div64(skipped + wanted, 8));
@@ -44,7 +45,7 @@ void dropout_multipliers(float *multiplier, Dropout dropout, int64_t sample, int
     }
 }
 
-// Multipliers of columns c0 .. c0 + n - 1 of row `row` of (B, T, C).
+// Computes the dropout multipliers of columns c0 .. c0 + n - 1 of row `row` of (B, T, C).
 static void row_multipliers(float *keep, Dropout dropout, int T, int C, int64_t row, int64_t c0, int64_t n) {
     dropout_multipliers(keep, dropout, dropout.first_sample + row / T, row % T * C + c0, n);
 }
@@ -56,8 +57,8 @@ static bool holds(const Embedding *a, int32_t token) {
     return token >= a->first_row && token - a->first_row < a->rows;
 }
 
-// Embeds n columns of row `row` of the micro-batch into x + at. Without wte x already contains the
-// word. A part excludes position and dropout.
+// Embeds n columns of row `row` of the micro-batch into x + at. If wte is NULL, x already contains
+// the word embeddings. If a->part is set, position embeddings and dropout are left out.
 static void embed(const Embedding *a, int64_t row, int64_t at, int64_t c0, int64_t n, const float *keep) {
     int64_t C = a->C;
     bool word = a->wte && holds(a, a->tokens[row]);
@@ -109,8 +110,8 @@ static float row_mean(const floatX *x, int C) {
     return join_lanes(sum) / (float)C;
 }
 
-// Mean and reciprocal standard deviation of a row, in two passes: the variance from differences is
-// accurate for large means.
+// Computes the mean and the reciprocal standard deviation of a row. The variance takes a second
+// pass over differences from the mean, which is accurate even if the mean is large.
 static void row_statistics(const LayerNorm *a, const floatX *x, float *mean, float *rstd) {
     float squares[LANES] = {0}, m = a->rms ? 0.0f : row_mean(x, a->C);
     EACH_LANE(a->C, float d = floatX_to_float(x[i]) - m; squares[l] += d * d);
@@ -144,7 +145,7 @@ static void normalize_row(const LayerNorm *a, int64_t row) {
     a->rstd[row] = r;
 }
 
-// Rows are relative to the first one of this rank.
+// Row 0 is this rank's first row.
 void op_layernorm_forward(Stream *s, const LayerNorm *a) {
     for (int64_t row = 0; row < rows_held(a->rows, a->B, a->T); row++) {
         if (a->branch) residual_sum_row(a, row);
@@ -152,7 +153,7 @@ void op_layernorm_forward(Stream *s, const LayerNorm *a) {
     }
 }
 
-// Means of g = dy gamma and of g xhat over a row; every element of dx depends on both.
+// Computes the means of g = dy gamma and of g xhat over a row. Every element of dx depends on both.
 static void backward_means(const LayerNorm *a, int64_t row, float *mean_g, float *mean_g_xhat) {
     const floatX *dy = a->dy + row * a->C, *x = a->x + row * a->C;
     float mean = a->mean[row], rstd = a->rstd[row], sum_g[LANES] = {0}, sum_g_xhat[LANES] = {0};
@@ -176,7 +177,7 @@ static void branch_gradient_row(const LayerNorm *a, int64_t row) {
     }
 }
 
-// Computes one row of dresidual, and adds to dgamma and dbeta.
+// Computes one row of dresidual and adds its contribution to dgamma and dbeta.
 static void normalize_row_backward(const LayerNorm *a, int64_t row) {
     int C = a->C;
     const floatX *dy = a->dy + row * C, *x = a->x + row * C;
@@ -195,7 +196,7 @@ static void normalize_row_backward(const LayerNorm *a, int64_t row) {
     for (int c = 0; a->dbeta && c < C; c++) a->dbeta[c] += floatX_to_float(dy[c]);
 }
 
-// branch_sum is not computed: op_bias_gradient sums the rows.
+// Does not compute branch_sum: on CPUs op_bias_gradient sums the rows itself.
 void op_layernorm_backward(Stream *s, const LayerNorm *a) {
     for (int64_t row = 0; row < rows_held(a->rows, a->B, a->T); row++) {
         if (a->gamma) normalize_row_backward(a, row);
@@ -205,7 +206,7 @@ void op_layernorm_backward(Stream *s, const LayerNorm *a) {
 
 // --- norms of queries and keys -------------------------------------------------------------------
 
-// Vector i of `before` as a row of a LayerNorm with HD columns.
+// Returns a LayerNorm of HD columns with vector i of `before` as its only row.
 static LayerNorm head_norm_of(const HeadNorm *a, int64_t i, floatX *y, float *mean, float *rstd) {
     bool key = i % (a->queries + 1) == a->queries;
     LayerNorm n = {.C = a->HD,
@@ -222,7 +223,7 @@ static LayerNorm head_norm_of(const HeadNorm *a, int64_t i, floatX *y, float *me
                    .dbeta = a->dbeta[key]};
     return n;
 }
-// Position of that vector in x, where each key is followed by a value.
+// Returns the same vector in x, where a value follows each key.
 static floatX *head_vector(const HeadNorm *a, int64_t i) { return a->x + (i + i / (a->queries + 1)) * a->HD; }
 static int64_t head_vectors(const HeadNorm *a) { return a->N * a->groups * (a->queries + 1); }
 
@@ -254,7 +255,7 @@ void op_head_norm_backward(Stream *s, const HeadNorm *a) {
 
 // --- linear layers -------------------------------------------------------------------------------
 
-enum { LINEAR_ROWS = 512 };  // rows per GEMM: bounds the workspace, keeps the product in the cache
+enum { LINEAR_ROWS = 512 };  // rows per GEMM; bounds the workspace and keeps the result in the cache
 
 size_t op_scratch_bytes(int64_t N, int C) { return 0; }
 void op_set_scratch(Device *device, void *memory, size_t bytes) {}
@@ -268,7 +269,7 @@ size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC) {
     return (size_t)(weights + 2 * inputs + outputs) * sizeof(float);  // backward needs x and dx
 }
 
-// Epilogue of one row: adds the bias, rounds, and applies GELU to the rounded value if pre is set.
+// Epilogue of one row: adds the bias and rounds. If pre is set, applies GELU to the rounded value.
 static void linear_epilogue_row(floatX *y, floatX *pre, const float *product, const floatX *bias, int OC) {
     floatX *sum = pre ? pre : y;
     if (bias) {
@@ -279,7 +280,7 @@ static void linear_epilogue_row(floatX *y, floatX *pre, const float *product, co
     if (pre) op_gelu_forward(NULL, y, pre, OC);
 }
 
-// One row x (C) and weights w (OC, C).
+// Product of one row x (C) with weights w (OC, C).
 typedef struct RowProduct {
     float *product;  // (OC) out
     const float *x;
@@ -287,7 +288,7 @@ typedef struct RowProduct {
     int64_t C;
 } RowProduct;
 
-// Computes outputs lo .. hi - 1 from unconverted weights, read once.
+// Computes outputs lo .. hi - 1. Converts the weights while reading them, in a single pass.
 static void row_product(void *context, int64_t lo, int64_t hi) {
     const RowProduct *p = context;
     for (int64_t o = lo; o < hi; o++) {
@@ -298,8 +299,8 @@ static void row_product(void *context, int64_t lo, int64_t hi) {
     }
 }
 
-// Linear layer of one row, for generation: memory-bound. Each thread reads at least 1 MB of
-// weights, which justifies starting it.
+// Linear layer of a single row, for generation, which is memory-bound. Each thread reads at least 1
+// MB of weights, which justifies the cost of starting it.
 static void linear_forward_row(const Linear *a) {
     enum { PIECE = 1 << 19 };  // elements
     float *cursor = a->workspace;
@@ -331,7 +332,8 @@ void op_linear_forward(Stream *s, const Linear *a) {
     }
 }
 
-// Epilogue of rows of dx (rows, C) from row `row`: applies GELU', rounds, and sums into dpre_bias.
+// Epilogue of dx (rows, C), whose first row is `row`: applies GELU', rounds, and adds the rows to
+// dpre_bias.
 static void linear_dx_epilogue(const Linear *a, float *dx, int64_t row, int64_t rows) {
     int64_t at = row * a->C, n = rows * a->C;
     for (int64_t i = 0; a->x_pre && i < n; i++) dx[i] *= gelu_derivative(floatX_to_float(a->x_pre[at + i]));
@@ -399,7 +401,7 @@ void op_swiglu_backward(Stream *s, const Swiglu *a) {
     }
 }
 
-// Rotates one vector in place. turn: cosines and sines of its position.
+// Rotates one vector in place. turn: row of the table for its position, cosines, then sines.
 static void turn_vector(floatX *x, const float *turn, int half, float direction) {
     for (int i = 0; i < half; i++) {
         float a = floatX_to_float(x[i]), b = floatX_to_float(x[i + half]);
@@ -428,7 +430,7 @@ void op_rope(Stream *s, const Rope *a) {
 
 // --- sums over ranks -----------------------------------------------------------------------------
 
-// Computes elements at .. at + n - 1 of the sum.
+// Computes elements at .. at + n - 1 of y.
 static void sum_parts_chunk(const SumParts *a, int64_t at, int64_t n) {
     float sum[ROW_CHUNK];
     for (int64_t i = 0; i < n; i++) sum[i] = floatX_to_float(a->parts[at + i]);
@@ -449,7 +451,7 @@ void op_sum_parts(Stream *s, const SumParts *a) {
     }
 }
 
-// In chunks, so that y stays in the cache.
+// Sums in chunks, so that y stays in the cache.
 void op_add_parts(Stream *s, float *y, const float *parts, int64_t n, int ranks) {
     for (int64_t at = 0; at < n; at += ROW_CHUNK) {
         int64_t count = min64(ROW_CHUNK, n - at);

@@ -1,7 +1,7 @@
-// CPU ops, part 2: causal self-attention. Processes one (sample, head) at a time in blocks of query
-// rows. A block multiplies only keys visible to any of its rows, so of the causal upper half only
-// the corners of diagonal blocks are computed. Forward saves each row's log-sum-exp, from which
-// backward recomputes the probabilities.
+// CPU ops, part 2: causal self-attention. Processes one (sample, head) at a time, in blocks of
+// query rows. A block skips keys that none of its rows can see, so almost no masked scores are
+// computed. Forward saves the log-sum-exp of each row, from which backward recomputes the
+// probabilities.
 #include "llmc/cpu/ops_internal.h"
 
 enum { QUERY_ROWS = 64 };
@@ -11,7 +11,8 @@ size_t op_attention_saved_bytes(int B, int T, int NH, int HD) {
 }
 
 size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups) {
-    // Backward: q k v dout dq dk dv, two blocks of scores, one row of multipliers.
+    // For backward: q, k, v, dout, dq, dk, dv, two blocks of scores, one row of dropout
+    // multipliers.
     int64_t head = slice_floats((int64_t)T * HD), scores = slice_floats(min64(QUERY_ROWS, T) * T);
     return (size_t)(7 * head + 2 * scores + slice_floats(T)) * sizeof(float);
 }
@@ -75,8 +76,8 @@ static float row_dot(const float *x, const float *y, int n) {
     return join_lanes(lane);
 }
 
-// Replaces the scores of query t by probabilities (before dropout), 0 for invisible keys. Returns
-// the row's log-sum-exp. scores: columns key_begin .. key_end - 1.
+// Replaces the scores of query t by its probabilities before dropout, which are 0 for masked keys.
+// scores: keys key_begin .. key_end - 1. Returns the log-sum-exp of the row.
 static float softmax_row(float *scores, const AttentionHead *h, Block block, int t) {
     int begin = first_key(h, t) - block.key_begin, end = t + 1 - block.key_begin;
     int width = block.key_end - block.key_begin;
@@ -89,7 +90,7 @@ static float softmax_row(float *scores, const AttentionHead *h, Block block, int
     return max + logf(sum);
 }
 
-// Dropout multipliers of query t's visible keys begin .. t, in keep[0 ..].
+// Computes the dropout multipliers of query t for its visible keys begin .. t. Writes from keep[0].
 static void attention_multipliers(float *keep, const AttentionHead *h, int t) {
     int begin = first_key(h, t);
     int64_t first = ((int64_t)h->head * h->T + t) * h->T + begin;
@@ -130,7 +131,7 @@ static AttentionHead head_of(const Attention *a, int64_t b, int head) {
                            .sample = a->dropout.first_sample + b};
 }
 
-// Offsets of one (sample, group of heads) in qkv or dqkv, and the row stride.
+// Offsets of one (sample, query group) in qkv or dqkv, and the row stride.
 typedef struct GroupPlace {
     int64_t q, k, v, row;
 } GroupPlace;
@@ -160,9 +161,10 @@ void op_attention_forward(Stream *s, const Attention *a) {
     }
 }
 
-// One query row of backward. In: scores, dprobs = dout v^T. Out: scores: probabilities after
-// dropout; dprobs: gradient of the scaled scores, p (dp - sum p dp), without the factor `scale`.
-// keep: T floats of scratch.
+// Computes one query row of the softmax backward pass, in place.
+//   scores   in: q k^T          out: probabilities after dropout
+//   dprobs   in: dout v^T       out: gradient of the scaled scores, p (dp - sum p dp)
+//   keep     (T) scratch
 static void softmax_backward_row(float *scores, float *dprobs, float lse, const AttentionHead *h, Block block,
                                  int t, float *keep) {
     int begin = first_key(h, t) - block.key_begin, end = t + 1 - block.key_begin;
@@ -183,8 +185,8 @@ static void softmax_backward_row(float *scores, float *dprobs, float lse, const 
     set_zero_range(dprobs, end, width);
 }
 
-// fp32 matrices (T, HD) of one head in backward. dk and dv accumulate over the heads of a group; dk
-// lacks the factor `scale`.
+// fp32 matrices (T, HD) of one head in the backward pass. dk and dv accumulate over the heads of a
+// group. dk is not yet multiplied by `scale`.
 typedef struct HeadGradient {
     float *q, *k, *v, *dout, *dq, *dk, *dv;
 } HeadGradient;
@@ -235,8 +237,8 @@ static void group_backward(const Attention *a, int64_t b, int group, HeadGradien
     store_rows(a->dqkv + at.v, at.row, g.dv, T, HD);
 }
 
-// `out` is for backends that compute sum p dp as dout . out. Here the whole row is available, and
-// its sum is free of out's rounding.
+// Does not use `out`, from which other backends compute sum p dp as dout . out. Here the complete
+// row is available, and its sum has no rounding error of `out`.
 void op_attention_backward(Stream *s, const Attention *a) {
     float *cursor = a->workspace;
     HeadGradient g = {0};
@@ -269,7 +271,7 @@ void op_cache_append(Stream *s, const CachedAttention *a) {
     }
 }
 
-// Attention of one head. k, v: (start + T, HD) of its group.
+// Computes attention of one head. k, v: (start + T, HD) keys and values of its group.
 static void cached_head(const CachedAttention *a, int head, const float *k, const float *v, float *cursor) {
     int64_t HD = a->HD, C = (int64_t)a->NH * HD, row = C + 2 * (int64_t)a->groups * HD;
     int heads = a->NH / a->groups;

@@ -1,8 +1,8 @@
-// CPU ops, part 3: the LM head, in chunks of rows from logits to loss to gradients: see ops.h.
+// CPU ops, part 3: LM head, loss and their gradients, in chunks of rows: see ops.h.
 #include "llmc/cpu/ops_internal.h"
 
-// Logits per chunk: 4 MiB of fp32, about the size of the caches; but enough rows for efficient
-// GEMMs.
+// A chunk has 4 MiB of fp32 logits, which fits the caches, but at least as many rows as efficient
+// GEMMs need.
 enum { CHUNK_LOGITS = 1 << 20, CHUNK_MIN_ROWS = 128 };
 
 int64_t op_head_chunk_rows(int64_t N, int rows) {
@@ -32,9 +32,9 @@ static float exponentiate(float *logits, float max, int columns) {
     return join_lanes(lane);
 }
 
-// Workspace of a chunk. The widened wte is kept from the first chunk to the last.
+// Workspace of a chunk. The first chunk converts wte to fp32; the other chunks reuse it.
 typedef struct HeadBuffers {
-    float *wte;           // (vocabulary rows, C), unused if floatX is fp32
+    float *wte;           // (vocabulary rows, C); unused if floatX is fp32
     float *x, *dx;        // (rows, C)
     float *logits;        // (rows, vocabulary rows)
     HeadStatistics *own;  // (rows)
@@ -63,7 +63,7 @@ static const float *wide_wte(const Head *a, const HeadBuffers *m) {
     return sizeof(floatX) == sizeof(float) ? (const float *)(const void *)a->wte : m->wte;
 }
 
-// Column of the target on this rank, or -1.
+// Returns the column of the target in this rank's logits, or -1 if another rank has it.
 static int target_column(const Head *a, int64_t row) {
     int32_t target = a->targets[row];
     return target >= a->first_row && target - a->first_row < a->rows ? target - a->first_row : -1;
@@ -81,7 +81,7 @@ static void chunk_logits(Stream *s, const Head *a, const HeadBuffers *m, int64_t
     matmul_nt(rows, a->rows, a->C, 1.0f, x, wide_wte(a, m), 0.0f, m->logits);
 }
 
-// Leaves e^(logit - max) in the workspace, with the row's maximum over this rank's columns.
+// Leaves e^(logit - max) in the workspace, where max is over this rank's columns of the row.
 void op_head_logits(Stream *s, const Head *a, int64_t row, int64_t rows) {
     HeadBuffers m = buffers_of(a);
     chunk_logits(s, a, &m, row, rows);
@@ -112,7 +112,7 @@ void op_head_scores(Stream *s, const Head *a, int64_t row, int64_t rows) {
     }
 }
 
-// Joins the row's statistics of all ranks, in rank order.
+// Combines all ranks' statistics of row i, in rank order.
 static HeadStatistics join_ranks(const HeadStatistics *all, int ranks, int64_t rows, int64_t i) {
     HeadStatistics row = all[i];
     for (int r = 1; r < ranks; r++) row.max = fmaxf(row.max, all[r * rows + i].max);
@@ -125,7 +125,8 @@ static HeadStatistics join_ranks(const HeadStatistics *all, int ranks, int64_t r
     return row;
 }
 
-// Replaces e^(logit - own max) by dlogits = weight (softmax - onehot), rounded to floatX.
+// Replaces e^(logit - max) by dlogits = weight * (softmax - onehot), rounded to floatX. scale:
+// converts the exponentials to probabilities.
 static void dlogits_row(float *logits, int columns, int target, float weight, float scale) {
     float at_target = target < 0 ? 0.0f : logits[target] * scale - 1.0f;
     for (int v = 0; v < columns; v++) {

@@ -1,13 +1,13 @@
-// Initial weights on CPUs, drawn by the threads available to the rank: see ops.h.
+// CPU ops, part 4: initial weights, drawn by all threads of the rank: see ops.h.
 #include "llmc/cpu/ops_internal.h"
 #include "llmc/base/normal.h"
 #include "llmc/ranks/parallel.h"
 
-// DRAW_PAIRS: pairs drawn together, so that loops over arrays vectorize. PIECE: values per task.
+// DRAW_PAIRS: pairs drawn at once, in loops over arrays that vectorize. PIECE: values per task.
 enum { DRAW_PAIRS = 64, PIECE = 1 << 16 };
 
-// Part of a tensor as runs of consecutive numbers of the tensor's stream: its rows, or a single run
-// if the part has all columns.
+// A part of a tensor, as runs of consecutive numbers of the tensor's random stream. Each row is a
+// run; if the part has all columns, it is a single run.
 typedef struct Drawing {
     const InitWeights *op;
     int64_t run;     // numbers per run
@@ -23,7 +23,7 @@ static Drawing drawing_of(const InitWeights *a) {
                      .stride = a->whole_columns};
 }
 
-// Draws the fp32 numbers 2 * pair .. 2 * (pair + pairs) - 1 of the stream; pairs <= DRAW_PAIRS.
+// Draws numbers 2 * pair .. 2 * (pair + pairs) - 1 of the stream in fp32. pairs <= DRAW_PAIRS.
 static void draw_pairs(float *values, const InitWeights *a, uint64_t pair, int pairs) {
     uint32_t words[4][DRAW_PAIRS];
     for (int i = 0; i < pairs; i++) {
@@ -39,7 +39,7 @@ static void draw_pairs(float *values, const InitWeights *a, uint64_t pair, int p
 }
 
 // Sets elements at .. at + n - 1 of the part to numbers first, first + 1, ... of the stream.
-// `first` may be the second number of a pair.
+// `first` may be odd, which is the second number of a pair.
 static void draw_run(const InitWeights *a, int64_t at, int64_t n, int64_t first) {
     float values[2 * DRAW_PAIRS];
     for (int64_t done = 0; done < n;) {

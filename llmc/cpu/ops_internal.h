@@ -1,6 +1,5 @@
-// Helpers of the CPU ops: conversion to fp32, a vectorizable exp, GELU, dropout multipliers, GEMM,
-// workspace slices. Included by ops.c, ops_attention.c, ops_head.c, ops_init.c, test_ops.c and
-// test_ops_head.c only.
+// Helpers of the CPU ops: conversion to fp32, a vectorizable exp, GELU, dropout multipliers, GEMM
+// and workspace slices. Included only by llmc/cpu/ops*.c and their tests.
 #pragma once
 #include <cblas.h>
 
@@ -12,7 +11,7 @@ LLMC_BEGIN
 
 // --- slices of a workspace -----------------------------------------------------------------------
 
-// Ops cut fp32 buffers from the caller's workspace one after the other, cache-line aligned.
+// Ops take consecutive fp32 buffers from the caller's workspace, aligned to cache lines.
 enum { SLICE_FLOATS = 16 };
 static inline int64_t slice_floats(int64_t count) { return round_up64(count, SLICE_FLOATS); }
 static inline float *take_slice(float **cursor, int64_t count) {
@@ -23,7 +22,7 @@ static inline float *take_slice(float **cursor, int64_t count) {
 
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Reports progress to the watchdog: products of large models take minutes. s is NULL in tests.
+// Reports progress to the watchdog, because GEMMs of large models take minutes. s is NULL in tests.
 static inline void show_progress(Stream *s) {
     if (s) heartbeat_waiting(stream_site(s), false);
 }
@@ -42,11 +41,11 @@ static inline void narrow(floatX *y, const float *x, int64_t n) {
 
 // --- sums and maxima in a fixed order ------------------------------------------------------------
 
-// Reductions keep LANES partial results, element i in lane i % LANES, and join them as a tree. The
-// order is the same on every CPU and vectorizes without reordering.
+// Reductions keep LANES partial results, with element i in lane i % LANES, and combine them in a
+// tree. The compiler can vectorize this order, and results are the same on every CPU.
 enum { LANES = 16 };
 
-// Runs the statement for i = 0 .. n - 1 with l = i % LANES. Whole groups of lanes vectorize.
+// Runs the statement for i = 0 .. n - 1 with l = i % LANES.
 #define EACH_LANE(n, ...) \
     do { \
         const int64_t count_ = (n), whole_ = count_ / LANES * LANES; \
@@ -76,17 +75,17 @@ static inline float max_of_lanes(const float *lane) {
 
 // --- functions -----------------------------------------------------------------------------------
 
-// e^x to about 1 ulp in straight-line code that vectorizes: x = n ln 2 + r, |r| <= ln 2 / 2; e^r by
-// a Taylor polynomial, n into the exponent bits. Below -87.3: e^-87.3 = 1.2e-38; above 88.4:
-// infinity; NaN stays NaN.
+// Returns e^x to about 1 ulp, in straight-line code that vectorizes. Splits x = n ln 2 + r with |r|
+// <= ln 2 / 2, computes e^r by a Taylor polynomial and adds n to the exponent bits. x below -87.3
+// gives e^-87.3 = 1.2e-38, x above 88.4 gives infinity, and NaN gives NaN.
 static inline float exp_approx(float x) {
     x = x < -87.3f ? -87.3f : x;
     x = x > 88.5f ? 88.5f : x;
-    // Adding it rounds to an integer in the low mantissa bits.
+    // Adding the shifter rounds to an integer, which is then in the low mantissa bits.
     const float shifter = 0x1.8p23f;
     float shifted = x * 1.44269504f + shifter;
     float n = shifted - shifter;
-    // ln 2 in two parts; the product with the first is exact.
+    // ln 2 is split into two constants. n times the first is exact.
     float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     float p = 1.0f / 5040.0f;
     p = p * r + 1.0f / 720.0f;
@@ -101,8 +100,8 @@ static inline float exp_approx(float x) {
 }
 
 static inline float logistic(float x) { return 1.0f / (1.0f + exp_approx(-x)); }
-// Logistic function of 2u, u being the inner polynomial of tanh-GELU: 0.5 (1 + tanh u) = 1 / (1 +
-// e^-2u).
+// Returns the factor of x in tanh-GELU, 0.5 (1 + tanh u) = 1 / (1 + e^-2u), where u is GELU's inner
+// polynomial of x.
 static inline float gelu_gate(float x) {
     float u = 0.79788456f * x * (1.0f + 0.044715f * x * x);
     return 1.0f / (1.0f + exp_approx(-2.0f * u));
@@ -114,8 +113,8 @@ static inline float gelu_derivative(float x) {
     return gate + x * gate * (1.0f - gate) * 2.0f * du;
 }
 
-// Dropout multipliers of n consecutive elements of one sample: 0 or 1 / (1 - p); 1 if p is 0.
-// first: index of the first element within the sample.
+// Computes the dropout multipliers, 0 or 1 / (1 - p), of elements first .. first + n - 1 of a
+// sample.
 void dropout_multipliers(float *multiplier, Dropout dropout, int64_t sample, int64_t first, int64_t n);
 
 // --- GEMM, row-major -----------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 // The parameter tables of the whole model and of one rank: see gpt.h. Tensor names, order and
-// shapes are Megatron-LM's, with pre-LayerNorm and QKV rows interleaved per query group. The final
-// norm follows the last layer like the first norm of one more layer.
+// shapes are Megatron-LM's, with QKV rows interleaved per query group. The final norm directly
+// follows the last layer, at the index that the first norm of another layer would have.
 #include "llmc/model/gpt.h"
 
 #include <assert.h>
@@ -36,8 +36,8 @@ static void place_tensors(GPT *gpt) {
 }
 
 // SwiGLU's first matrix has Megatron-LM's layout: F rows of the gate projection, then F rows of the
-// up projection. Tensor parallelism splits each half. The table therefore describes it as a matrix
-// of two rows that is split by columns: the same elements in the same order.
+// up projection. Tensor parallelism splits both halves. The table therefore describes the same
+// elements as a matrix (2, F * C) that is split by columns.
 static void add_layer(GPT *gpt, const Config *config, int l) {
     int layers = config->num_layers;
     int64_t C = gpt->C, HD = gpt->HD, A = config->num_attention_heads * HD, F = config->ffn_hidden_size;
@@ -91,7 +91,7 @@ int gpt_layer_number(const GPT *gpt, int layer) {
     return chunk * s->layers + layer % s->layers;
 }
 
-// Builds the table of the unsplit model. keep_own selects this rank's part.
+// Builds the table of the unsplit model, from which keep_own selects this rank's part.
 static void describe_whole(GPT *gpt, const Config *config) {
     int layers = config->num_layers;
     double std = config->init_method_std;
@@ -114,8 +114,8 @@ static void keep_part(GPT *gpt, const Tensor *whole, int unit, bool counted) {
     part->counted = part->counted && counted;
 }
 
-// With tied embeddings the last stage has a copy of the word embeddings, which only the first stage
-// counts in norms and parameter totals.
+// Builds this rank's table. With tied embeddings the last stage has a copy of the word embeddings,
+// which only the first stage counts in norms and parameter totals.
 static void keep_own(GPT *gpt) {
     const Stage *stage = &gpt->stage;
     size_t most = 5 + (size_t)gpt->L * LAYER_TENSORS;

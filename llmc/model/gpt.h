@@ -18,10 +18,9 @@
 //   T   sequence length                F   FFN size
 //   NH  attention heads                L   layers
 //   HD  head size; A = NH*HD           V   padded vocabulary
-//   P   rows of the position table     R   rows of B*T held by a rank between GEMMs: all of them,
-//                                          or a block with --sequence-parallel
-// NH, A, F, L and the vocabulary rows are local to this rank: tensor and pipeline parallelism split
-// them.
+//   P   rows of the position table     R   rows that a rank holds between GEMMs: B*T, or an equal
+//                                          block of them with --sequence-parallel
+// NH, A, F, L and the vocabulary rows are this rank's part under tensor and pipeline parallelism.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/base/memory_plan.h"
@@ -44,28 +43,28 @@ LLMC_BEGIN
 // with --sequence-parallel rank t holds only the t-th of equal blocks. Sums are computed in fp32 in
 // rank order and rounded once, so they are bitwise identical on every rank, backend and run.
 //
-// Collectives run on their own stream, `side`. They are ordered after the work queued on the
-// compute stream, which waits for them before it uses their results or reuses their buffers.
+// Collectives run on their own stream, `side`. It waits for the work queued on the compute stream
+// so far, and the compute stream waits for `side` before it uses the results or reuses the buffers.
 
 typedef struct TensorParallel {
     const Group *group;  // size 1: no tensor parallelism
     bool sequence;       // --sequence-parallel
     int C;
-    floatX *parts;           // (N, C) device memory: received blocks of rows
+    floatX *parts;           // (N, C) device memory for the blocks of rows received from other ranks
     Stream *compute, *side;  // side NULL: collectives run on `compute`
     Event *queued, *gathered, *reduced;
 } TensorParallel;
 
-// Creates the stream and its events. No-op in a group of one.
+// Creates `side` and the events. No-op without tensor parallelism.
 void tp_open(TensorParallel *tp, Device *device);
-// All work on the stream must be complete. No-op unless opened.
+// Destroys `side` and the events. All work on `side` must be complete. No-op unless opened.
 void tp_close(TensorParallel *tp);
 
-// Returns the rows, out of N, that this rank holds between GEMMs.
+// Returns the range of rows, of N in total, that this rank holds between GEMMs.
 Rows tp_rows(const TensorParallel *tp, int64_t N);
-// Sums `partial` (N, C) over the ranks and adds the bias (C) unless NULL. out: this rank's rows
-// with sequence parallelism (reduce-scatter), else (N, C) (all-reduce). out may alias partial. N
-// must be a multiple of the group's size.
+// Sums `partial` (N, C) over the ranks and adds the bias (C) unless it is NULL. `out` gets all rows
+// (all-reduce), or only this rank's rows with sequence parallelism (reduce-scatter). It may alias
+// `partial`. N must be a multiple of the group's size.
 void tp_reduce(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out, int64_t N);
 // tp_reduce in two halves, to overlap it with compute.
 void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
@@ -76,16 +75,17 @@ void tp_reduce_wait(const TensorParallel *tp);
 const floatX *tp_gather(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N);
 const floatX *tp_gather_begin(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N);
 void tp_gather_wait(const TensorParallel *tp);
-// In-place all-gather: each rank has filled its slot (offset rank * bytes) of buffer.
+// In-place all-gather of `bytes` bytes per rank. Each rank has filled its slot of the buffer, at
+// offset rank * bytes.
 void tp_exchange(const TensorParallel *tp, void *buffer, size_t bytes);
-// All-reduces sums (n), adding in rank order, so that the result is bitwise identical on all ranks.
-// scratch: device memory of `bytes` bytes, at least 4 per rank.
+// All-reduces sums (n) in rank order, so that the result is bitwise identical on all ranks.
+// scratch: `bytes` bytes of device memory, at least 4 per rank.
 void tp_sum(const TensorParallel *tp, float *sums, int64_t n, void *scratch, size_t bytes);
 
 // --- the model -----------------------------------------------------------------------------------
 
-// The tensors of one layer, in Megatron-LM's module order. Not every model has all of them: see
-// GPT.place.
+// The tensors of one layer, in Megatron-LM's module order. GPT.place tells which of them a model
+// has.
 enum LayerTensor {
     LN1_W,
     LN1_B,
@@ -124,12 +124,12 @@ typedef struct LayerActs {
     floatX *act;          // (B, T, F) after GELU or SwiGLU
 } LayerActs;
 
-// One pipeline stage: `chunks` groups of consecutive layers.
+// A pipeline stage: `chunks` chunks of consecutive layers.
 typedef struct Stage {
     PipelineShape shape;
-    int layers;          // per chunk
-    bool embeds, heads;  // the first chunk starts with the embeddings; the last one ends with the
-                         // final norm and the LM head
+    int layers;   // per chunk
+    bool embeds;  // the first chunk starts with the embeddings
+    bool heads;   // the last chunk ends with the final norm and the LM head
 } Stage;
 
 // One forward or backward pass of a micro-batch through a chunk of layers.
@@ -137,34 +137,34 @@ typedef enum PassDirection { FORWARD, BACKWARD } PassDirection;
 typedef struct Pass {
     PassDirection direction;
     int micro_batch;  // index within the step
-    int B, T;         // sequences and their length; at most GPT.B and GPT.T
+    int B, T;         // number of sequences and their length, at most GPT.B and GPT.T
     int start;        // position of the first token; nonzero only with a KV cache
     int chunk;
     int slot, input, gradient;          // buffers of this pass (pipeline_schedule.h)
     int64_t first_sample;               // global index of the first sequence; seeds dropout
-    bool has_doc_start, has_loss_mask;  // uploaded with the batch
+    bool has_doc_start, has_loss_mask;  // the batch has document starts, a loss mask
     bool training;                      // dropout is on
     bool backward;                      // the LM head also computes its gradients
     bool first, last;    // first or last micro-batch of the step. If gradients accumulate over a step
-                         // (zero_grads_accumulate), the first one overwrites the gradients of
-                         // matrices, and the last one hands complete layers to ZeRO
+                         // (zero_grads_accumulate), the first micro-batch overwrites the gradients
+                         // of matrices, and the last one hands complete layers to ZeRO
     float loss_scale;    // weight of each token's loss, in loss_sum and in the gradients
-    float report_scale;  // if not 0, its weight in loss_sum instead
-    HeadScore *scores;   // (TP ranks, B*T) host memory: if not NULL, the LM head computes the
-                         // log-likelihoods of the targets instead of the loss
+    float report_scale;  // weight in loss_sum only, if not 0
+    HeadScore *scores;   // (TP ranks, B*T) host memory. If not NULL, the LM head writes statistics
+                         // for the log-likelihoods of the targets here instead of computing the
+                         // loss
 } Pass;
 
-// Buffers of a micro-batch from its forward pass through a chunk to its backward pass. Pipelines
-// have several micro-batches in flight.
+// Buffers that a micro-batch occupies from its forward pass through a chunk until its backward
+// pass. Pipelines have several micro-batches in flight, so a GPT has several of these slots.
 typedef struct MicroBatch {
     int32_t *tokens, *targets, *positions, *doc_start;  // (B, T)
     float *loss_mask;                                   // (B, T)
     floatX **residual;  // (layers + 1) of (R, C): input of each layer; the last one is the output
     floatX *embedded;   // (R, C) output of the embedding; NULL on stages without it
     LayerActs *acts;    // (layers); with full recomputation (1), shared by all slots
-    Pass pass;          // forward pass, for its backward pass
-    int64_t sent;       // number of the latest message sent from this slot's output
-                        // (Pipeline.sent_ahead)
+    Pass pass;          // the forward pass, which the backward pass copies
+    int64_t sent;       // value of Pipeline.sent_ahead after the latest send of this slot's output
 } MicroBatch;
 
 typedef struct GPT {
@@ -173,13 +173,14 @@ typedef struct GPT {
     int NG;                              // query groups (GQA); NH for plain multi-head attention
     int FC1;                             // rows of the MLP's first matrix: F, or 2 F with SwiGLU
     int QKV;                             // elements of a token's queries, keys and values
-    bool rms, swiglu, biased, tied;      // RMSNorm; SwiGLU; linear layers have biases; the LM head
-                                         // shares the word embeddings
-    bool qk_norm;                        // per-head LayerNorm of queries and keys
-    bool by_kind;                        // qkv holds all queries, then keys, then values. Used with RoPE
-                                         // and GQA; op_rope writes this layout
+    bool rms, swiglu;                    // RMSNorm instead of LayerNorm, SwiGLU instead of GELU
+    bool biased;                         // linear layers have biases
+    bool tied;                           // the LM head shares the word embeddings
+    bool qk_norm;                        // per-head norm of queries and keys
+    bool by_kind;                        // qkv holds all queries, then all keys, then all values;
+                                         // op_rope writes this layout for models with RoPE and GQA
     double rotary_base;
-    double rotary_stretch;  // RoPE scaling factor of long wavelengths; 1: no scaling
+    double rotary_stretch;  // --rope-scaling-factor; 1: no scaling
     int rotary;             // rotated columns of a head; 0: learned positions
     Stage stage;
     const Mesh *mesh;
@@ -188,43 +189,43 @@ typedef struct GPT {
     bool recompute_full;                  // layers save only their input; backward recomputes the rest
     bool training_warm, evaluation_warm;  // all kernels have been launched once (gpt_needs_warm_up)
     int tensors;
-    Tensor *tensor;  // (tensors) this rank's shards of the stage's tensors: WTE, WPE, output layer,
-                     // layers in order, final norm. With tied embeddings the last stage has a WTE
-                     // too
-    int below;       // rows of `tensor` before the first layer
-    int output;      // row of the LM head's weights, on the stage that has the LM head
-    int place[LAYER_TENSORS], layer_tensors;  // index of a tensor within its layer, or -1; their number
+    Tensor *tensor;            // (tensors) this rank's shards of the stage's tensors: WTE, WPE, output layer,
+                               // layers in order, final norm. With tied embeddings the last stage
+                               // also has a WTE
+    int below;                 // number of tensors before the first layer
+    int output;                // index of the LM head's weights, on the stage that has the LM head
+    int place[LAYER_TENSORS];  // index of each tensor within its layer; -1 if the model lacks it
+    int layer_tensors;         // number of tensors per layer
     int whole_tensors;
-    Tensor *whole;  // (whole_tensors) the unsplit model
+    Tensor *whole;  // (whole_tensors) parameter table of the unsplit model
     Zero *zero;     // owns weights and gradients
     Stream *stream;
     Timers *timers;
-    // device memory, reserved in the memory plan
+    // Device memory, reserved in the memory plan:
     int slots;
-    MicroBatch *slot;            // (slots)
-    int inputs;                  // slots + 1 if the stage receives its input, else 0
-    floatX **input;              // (inputs) of (R, C): hidden states received from the previous stage
-    NormActs lnf;                // final norm
-    float *losses;               // (B, T)
-    HeadStatistics *statistics;  // (TP ranks, rows of a chunk) LM head; NULL without tensor parallelism
-    bool has_tasks;              // --eval-tasks
-    HeadScore *scores;           // (TP ranks, rows of a chunk) NULL without --eval-tasks
-    floatX *branch;              // (B, T, C) output of attention or MLP, added to the residual stream
-    floatX *gathered;            // (B, T, C) all-gathered rows; NULL without sequence parallelism
-    floatX *dresidual[GRADIENT_SLOTS];  // (R, C) gradient of the residual stream; only [0] without
-                                        // pipeline parallelism
+    MicroBatch *slot;                   // (slots)
+    int inputs;                         // slots + 1 if the stage receives hidden states, else 0
+    floatX **input;                     // (inputs) of (R, C): hidden states received from the previous stage
+    NormActs lnf;                       // final norm
+    float *losses;                      // (B, T)
+    HeadStatistics *statistics;         // (TP ranks, rows of an LM head chunk) only with tensor parallelism
+    bool has_tasks;                     // --eval-tasks
+    HeadScore *scores;                  // (TP ranks, rows of an LM head chunk) only with --eval-tasks
+    floatX *branch;                     // (B, T, C) output of attention or MLP, added to the residual stream
+    floatX *gathered;                   // (B, T, C) all-gathered rows; only with sequence parallelism
+    floatX *dresidual[GRADIENT_SLOTS];  // (R, C) gradient of the residual stream; only [0] is used
+                                        // without pipeline parallelism
     floatX *dbranch;                    // (R, C) gradient of a branch
     floatX *dx;                         // (B, T, C) gradient of a LayerNorm's output
-    float *branch_sum;                  // (C) column sums of the latest branch gradient, for
-                                        // op_bias_gradient
-    floatX *dwide;                      // (B, T, max(FC1, QKV))
+    float *branch_sum;                  // (C) branch gradient summed over its rows (op_bias_gradient)
+    floatX *dwide;                      // (B, T, max(FC1, QKV)) gradient of `pre` or of qkv
     floatX *dact;                       // (B, T, F) gradient of SwiGLU's output, then of qkv if by_kind
     float *rope_table;                  // (T, rotary) cosines and sines, for op_rope
-    floatX *datt;                       // (B, T, A)
+    floatX *datt;                       // (B, T, A) gradient of the attention output
     size_t dwide_bytes;
     floatX *logits;  // (V) logits of one position, for sampling
-    int threads;     // host threads of one-row ops; 0 means one
-    floatX *cache;   // (L, 2, NG, T, HD) KV cache of one sequence; NULL when training
+    int threads;     // Linear.threads: host threads for generation on CPUs; 0 means one
+    floatX *cache;   // (L, 2, NG, T, HD) KV cache of one sequence; NULL in training
     TensorParallel tp;
     Pipeline pipeline;
     void *workspace;  // workspace of the linear, attention and LM head ops
@@ -233,31 +234,31 @@ typedef struct GPT {
 } GPT;
 
 enum { GPT_WTE = 0, GPT_WPE = 1 };
-// Returns the index in the whole model of this rank's layer `layer`.
+// Converts the index of a layer on this rank to its index in the whole model.
 int gpt_layer_number(const GPT *gpt, int layer);
-// Returns the row of `tensor` that holds a tensor of this rank's layer `layer`; -1 if the model has
-// no such tensor.
+// Returns the index in gpt->tensor of a tensor of this rank's layer `layer`; -1 if the model has no
+// such tensor.
 int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which);
 // Returns the ZeRO unit of a layer. On stages with word embeddings, unit 0 is the embeddings.
 int gpt_layer_unit(const GPT *gpt, int layer);
+// Returns true if this stage has the embeddings or the LM head.
 bool gpt_has_words(const GPT *gpt);
 
-// Fills in the sizes and the parameter table of this rank. Names, initialization and logical
-// positions of tensors are independent of how the model is split. Keeps a pointer to mesh. Free
-// with gpt_free.
+// Fills in the sizes and the parameter table of this rank. Names and initial values of tensors do
+// not depend on how the model is split. Keeps a pointer to mesh. Free with gpt_free.
 void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh);
 // Returns true if the backend supports the model's shapes. The error (EXIT_USAGE) names the flag to
 // change.
 bool gpt_check(const GPT *gpt, Error *err);
-// Reserves activations and scratch buffers in the memory plan.
+// Reserves activations and scratch buffers for training in the memory plan.
 void gpt_reserve(GPT *gpt, MemoryPlan *plan);
-// Reserves buffers for generation instead: forward passes of one sequence and a KV cache of T
-// positions. The model must be unsplit and described with RECOMPUTE_FULL.
+// Reserves buffers for generation: the forward pass of one sequence, and a KV cache of T positions.
+// The model must be unsplit and described with RECOMPUTE_FULL.
 void gpt_reserve_inference(GPT *gpt, MemoryPlan *plan);
-// Plans the rank that `mesh` describes: its part of the model, its bucket layout and every buffer
-// that it allocates. Needs no device. mesh must outlive the result. Fills gpt (free it with
-// gpt_free, even after an error; NULL: not wanted) and memory_plan. Returns NULL with the error of
-// gpt_check or zero_plan if the configuration cannot run.
+// Plans the rank that `mesh` describes: its part of the model (gpt), its bucket layout (the result)
+// and every buffer that it allocates (memory_plan). Needs no device. mesh must outlive the result.
+// gpt may be NULL; otherwise free it with gpt_free, even after an error. Returns NULL with the
+// error of gpt_check or zero_plan if the configuration cannot run.
 Zero *gpt_plan(GPT *gpt, const Config *config, const Mesh *mesh, MemoryPlan *memory_plan, Error *err);
 // Returns the bytes that gpt_reserve would reserve.
 size_t gpt_planned_bytes(const Config *config, const Mesh *mesh);
@@ -270,9 +271,9 @@ void gpt_upload_rope_table(GPT *gpt);
 // Attaches the GPT to ZeRO, device, stream and timers, all of which must outlive it. Call after the
 // memory plan has been allocated.
 void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *timers);
-// Initializes the weights as Megatron-LM does, with a counter-based RNG: bitwise identical for any
-// number of ranks and on every backend. The CPU backend divides a host's cores among its ranks of
-// `group`. Collective over group.
+// Initializes the weights from the same distributions as Megatron-LM, with a counter-based RNG:
+// bitwise identical for any number of ranks and on every backend. group: ranks that initialize at
+// the same time; on CPUs those of one host share its cores. Collective over group.
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group);
 // Uploads a micro-batch of gpt->B * gpt->T tokens into a slot.
 void gpt_upload(GPT *gpt, int slot, const Batch *batch);
@@ -282,43 +283,45 @@ void gpt_upload(GPT *gpt, int slot, const Batch *batch);
 static inline int64_t pass_rows(const Pass *pass) { return (int64_t)pass->B * pass->T; }
 // Returns the rows of the pass that this rank holds between GEMMs.
 Rows gpt_own_rows(const GPT *gpt, const Pass *pass);
-// The chunk of a pass consists of this rank's layers first .. end - 1.
+// The chunk of a pass has this rank's layers gpt_first_layer .. gpt_end_layer - 1.
 int gpt_first_layer(const GPT *gpt, const Pass *pass);
 int gpt_end_layer(const GPT *gpt, const Pass *pass);
-// Return true if the chunk starts with the embeddings, or ends with the LM head.
+// gpt_embeds: the chunk starts with the embeddings. gpt_heads: it ends with the LM head.
 bool gpt_embeds(const GPT *gpt, const Pass *pass);
 bool gpt_heads(const GPT *gpt, const Pass *pass);
 
-// Runs the layers of a chunk on the uploaded tokens, or on the slot's input. Output: gpt->lnf.y
-// (after the final norm) if the chunk ends with the LM head, else the last residual[] of the slot.
+// Runs the layers of a chunk on the uploaded tokens, or on the hidden states received from the
+// previous stage. The output is gpt->lnf.y (after the final norm) if the chunk ends with the LM
+// head, else the last residual[] of the slot.
 void gpt_forward(GPT *gpt, const Pass *pass);
-// Computes logits and loss: *zero_loss_sum += loss_scale * sum of the losses. With pass->backward
-// also the gradients of the LM head. No-op unless the chunk ends with the LM head.
+// Computes logits and losses and adds loss_scale * (sum of the losses) to the loss accumulator of
+// ZeRO. If pass->backward is set, also computes the gradients of the LM head. No-op unless the
+// chunk ends with the LM head.
 void gpt_head(GPT *gpt, const Pass *pass);
-// Backpropagates through the chunk. The gradient of its output comes from the LM head, or is in
-// dresidual; the gradient of its input is left in dresidual.
+// Backpropagates through the chunk. gpt_head has computed the gradient of the chunk's output, or
+// dresidual contains it. Leaves the gradient of the chunk's input in dresidual.
 void gpt_backward(GPT *gpt, const Pass *pass);
-// Sums the gradients of tied embeddings over the first and last stage and hands the embeddings'
+// Sums the gradients of tied embeddings over the first and last stage and hands the embedding
 // gradients to ZeRO. Call after the step's last backward pass. Collective over mesh->embedding.
 void gpt_end_backward(GPT *gpt);
 
 // --- tied_embedding.c: tied embeddings on two pipeline stages ------------------------------------
 
-// First stage: receives the LM head's part of the word embedding gradient and adds it.
+// On the first stage: receives the LM head's gradient of the word embeddings and adds it.
 void gpt_add_head_words(const GPT *gpt);
-// After the step's last backward pass: the last stage sends its part of the gradient, the first
-// stage returns the sum. No-op if one stage has both embeddings and LM head. Collective over
-// mesh->embedding.
+// Makes the gradient of the word embeddings identical on both stages: the last stage sends its
+// gradient to the first one and receives the sum. Call after the step's last backward pass. No-op
+// if one stage has both the embeddings and the LM head. Collective over mesh->embedding.
 void gpt_exchange_words(const GPT *gpt);
 
 // --- head_scores.c: --eval-tasks -----------------------------------------------------------------
 
-// Returns the shortest sequence length of --eval-tasks micro-batches: T, halved while the result
-// stays a multiple of 64, which cuDNN's attention requires. Micro-batches of shorter sequences have
-// more of them, so the number of tokens is the same and only attention sees another shape.
+// Returns the shortest sequence length of --eval-tasks micro-batches: T, halved as long as the
+// result stays a multiple of 64, which cuDNN's attention requires. A micro-batch of shorter
+// sequences has more of them, so that its number of tokens, B * T, stays the same.
 int gpt_shortest_length(const GPT *gpt);
-// Computes pass->scores from the arguments of the LM head. Asynchronous: the scores are valid after
-// the stream has been synchronized.
+// Computes pass->scores with the weights and targets in `head`. The scores are valid after the
+// stream has been synchronized.
 void gpt_head_scores(const GPT *gpt, const Pass *pass, const Head *head);
 
 // --- micro_batches.c: the passes of a step -------------------------------------------------------
@@ -333,7 +336,7 @@ void gpt_head_scores(const GPT *gpt, const Pass *pass, const Head *head);
 // Collective over the ranks of a model replica.
 
 // The order of passes on this rank's pipeline stage: 1F1B, interleaved if a stage has several
-// chunks. Without pipeline parallelism: forward and backward of each micro-batch in turn.
+// chunks. Without pipeline parallelism, each micro-batch runs forward, then backward.
 typedef struct PassSchedule {
     GPT *gpt;
     PipelineAction *action;  // (actions)
@@ -354,23 +357,25 @@ void gpt_backward_pass(GPT *gpt, const Pass *pass);
 // gpt_forward_pass without the LM head, for generation.
 void gpt_stage_forward(GPT *gpt, const Pass *pass);
 
-// Pipelines on GPUs must launch every kernel once before the first step. The first launch of a
-// kernel may wait for all work queued on the GPU, which deadlocks if a receive is pending
-// (llmc/cuda/comm.cu). Returns true if a warm-up is due; *pass is then a forward pass of
-// micro-batch 0, which the caller uploads.
+// Returns true if a pipeline stage must call gpt_warm_up before its next step. *pass is then a
+// forward pass; the caller uploads micro-batch 0 for it.
+//
+// The first launch of a kernel may wait for all work queued on the GPU, which deadlocks if a
+// receive is pending (llmc/cuda/comm.cu). So every kernel is launched once before the first step.
 bool gpt_needs_warm_up(GPT *gpt, bool training, Pass *pass);
-// Runs all kernels of a step on that micro-batch, with a loss scale of 0 and zeros in place of
-// received tensors, so that all gradients are 0.
+// Runs all kernels of a step on the uploaded micro-batch, with a loss scale of 0 and zeros in place
+// of received tensors, so that all gradients are 0.
 void gpt_warm_up(GPT *gpt, const Pass *pass);
 
 // --- next_logits.c: text generation --------------------------------------------------------------
 
-// Computes the logits (V, including padding) of the token after ids[0..n). The context is the last
-// T tokens. Written to host memory, on the last stage only. Collective over one model replica.
+// Computes the logits of the token after ids[0..n), with the last T ids as context. Writes them to
+// `logits` (V, including padding) in host memory, on the last stage only. Collective over one model
+// replica.
 void gpt_next_logits(GPT *gpt, const int32_t *ids, int64_t n, floatX *logits);
-// Runs n tokens at positions start .. start + n - 1 of one sequence, appends their keys and values
-// to the KV cache (gpt_reserve_inference), and returns the logits (V) of the token that follows.
-// start 0 begins a new sequence; start + n <= T. Synchronous.
+// Computes the logits (V) of the token that follows ids[0..n), which are at positions start ..
+// start + n - 1 of the sequence in the KV cache (gpt_reserve_inference). Appends their keys and
+// values to the cache. start 0 begins a new sequence; start + n <= T. Synchronous.
 void gpt_continue(GPT *gpt, const int32_t *ids, int start, int n, floatX *logits);
 
 LLMC_END

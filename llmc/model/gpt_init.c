@@ -1,5 +1,5 @@
-// Startup after the memory plan is allocated, initial weights and batch upload: see gpt.h. Called
-// by llmc/run/setup.c, train_gpt.c, dev/ and tests.
+// Startup, initial weights and batch upload: see gpt.h. Called by llmc/run/setup.c, train_gpt.c,
+// dev/ and tests.
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -13,16 +13,15 @@ void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *tim
     gpt->stream = gpt->tp.compute = stream;
     op_set_scratch(device, gpt->scratch, gpt->scratch_bytes);
     if (gpt->rotary) gpt_upload_rope_table(gpt);
-    // Inference: no backward needs the hidden states, so every layer updates the same buffer in
-    // place.
+    // Generation has no backward pass, so all layers update the hidden states in one buffer.
     MicroBatch *m = &gpt->slot[0];
     for (int l = 0; gpt->cache && l <= gpt->stage.layers; l++) m->residual[l] = m->embedded;
 }
 
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     int threads = parallel_share(group);
-    // Every rank draws all weights that it holds: values depend only on the seed, the tensor's
-    // index and the element.
+    // Values depend only on the seed, the tensor's index and the element, so every rank draws the
+    // weights that it holds.
     for (int i = 0; i < gpt->tensors; i++) {
         const Tensor *t = &gpt->tensor[i];
         InitWeights init = {.weights = zero_weight(gpt->zero, i),
@@ -54,9 +53,10 @@ void gpt_upload(GPT *gpt, int slot, const Batch *batch) {
 
 // --- rotary positions ----------------------------------------------------------------------------
 
-// RoPE scaling of Llama 3.1, with the constants of Megatron-LM's --use-rope-scaling. The original
-// context was 8192 positions. Wavelengths longer than that are stretched by the full factor, those
-// shorter than a quarter of it stay, and frequencies in between are interpolated.
+// RoPE scaling of Llama 3.1 with the constants of Megatron-LM's --use-rope-scaling, for an original
+// context of 8192 positions. Wavelengths longer than the context are multiplied by `stretch`,
+// wavelengths shorter than a quarter of it do not change, and frequencies in between are
+// interpolated.
 static double stretched(double frequency, double stretch) {
     const double positions = 8192, least = 1, most = 4;
     double waves = positions * frequency / (2 * acos(-1));
@@ -64,7 +64,7 @@ static double stretched(double frequency, double stretch) {
     return share * frequency + (1 - share) * frequency / stretch;
 }
 
-// Computed in double on the host, so that all backends use the same numbers.
+// Computes the table in double on the host, so that all backends use the same values.
 void gpt_upload_rope_table(GPT *gpt) {
     int half = gpt->rotary / 2;
     size_t bytes = (size_t)gpt->T * (size_t)gpt->rotary * sizeof(float);

@@ -6,7 +6,7 @@
 
 static size_t largest(size_t a, size_t b) { return a > b ? a : b; }
 
-// Vocabulary rows of this rank, on stages with the LM head.
+// Returns the number of vocabulary rows of a rank on the stage with the LM head.
 static int vocabulary_rows(const GPT *gpt) { return gpt->V / gpt->mesh->tp.size; }
 
 static size_t workspace_bytes(const GPT *gpt, bool training) {
@@ -39,7 +39,7 @@ static void reserve(MemoryPlan *plan, const Buffer *buffers, size_t count) {
 }
 
 static int64_t rows_planned(const GPT *gpt) { return (int64_t)gpt->B * gpt->T; }
-// Returns how many of these rows this rank holds between GEMMs.
+// Returns the number of rows that this rank holds between GEMMs.
 static size_t own_rows_planned(const GPT *gpt) { return (size_t)tp_rows(&gpt->tp, rows_planned(gpt)).count; }
 
 static void reserve_layer(const GPT *gpt, LayerActs *a, MemoryPlan *plan) {
@@ -79,8 +79,8 @@ static void reserve_slot(const GPT *gpt, MicroBatch *m, MemoryPlan *plan) {
     reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
 }
 
-// The final norm, the LM head, and buffers shared by all layers and micro-batches. Without
-// training: only the buffers of forward passes and of the logits of one position.
+// Reserves buffers of the final norm and the LM head, and buffers that all layers and micro-batches
+// share. Without training, reserves only those for forward passes and the logits of one position.
 static void reserve_shared(GPT *gpt, MemoryPlan *plan, bool training) {
     const char *group = "activations", *scratch = "scratch";
     size_t N = (size_t)rows_planned(gpt), X = N * sizeof(floatX), C = (size_t)gpt->C, A = (size_t)gpt->A;
@@ -119,7 +119,8 @@ static void reserve_shared(GPT *gpt, MemoryPlan *plan, bool training) {
     reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
 }
 
-// Receive buffers: messages arrive while the stage computes something else.
+// Reserves receive buffers. Each message needs its own, because it arrives while the stage
+// computes.
 static void reserve_pipeline(GPT *gpt, MemoryPlan *plan) {
     size_t bytes = own_rows_planned(gpt) * (size_t)gpt->C * sizeof(floatX);
     gpt->input = (floatX **)xcalloc((size_t)gpt->inputs + 1, sizeof(floatX *), "the activation table");
@@ -154,8 +155,8 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
     reserve_pipeline(gpt, plan);
 }
 
-// All layers share one set of buffers. gpt_start points `residual` of every layer at the same
-// buffer. The KV cache is filled from Megatron-LM's interleaved QKV layout, so by_kind is off.
+// All layers share one set of buffers; gpt_start points `residual` of every layer to the same one.
+// by_kind is off, because op_cache_append reads Megatron-LM's interleaved QKV layout.
 void gpt_reserve_inference(GPT *gpt, MemoryPlan *plan) {
     assert(gpt->mesh->tp.size == 1 && gpt->mesh->pp.size == 1 && gpt->recompute_full && gpt->B == 1);
     gpt->by_kind = false;

@@ -1,12 +1,11 @@
-// The forward and backward passes of a step on one pipeline stage, in schedule order, with sends
-// and receives to the neighboring stages: see gpt.h. Without pipeline parallelism every micro-batch
-// runs forward, then backward, and nothing is sent. Called by train_gpt.c, llmc/run/eval_tasks.c
-// and tests.
+// The forward and backward passes of a step on one pipeline stage, in schedule order, and the
+// messages to and from the neighboring stages: see gpt.h. Called by train_gpt.c,
+// llmc/run/eval_tasks.c and tests.
 //
-// Receives are posted one pass ahead, so that messages arrive while this stage computes. The
-// exception is the gradient of a micro-batch that runs forward just before: its receive is posted
-// only after that forward pass, because it cannot arrive earlier and the GPU must not wait for it
-// (llmc/cuda/comm.cu).
+// Each receive is posted one pass early, so that the message arrives while this stage computes. The
+// exception is a backward pass directly after the forward pass of the same micro-batch: its
+// gradient cannot arrive before that forward pass ends, so its receive is posted only then. A
+// receive that is posted too early would block the GPU (llmc/cuda/comm.cu).
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +23,7 @@ static void expect_input(GPT *gpt, const Pass *p) {
     link_expect(gpt->pipeline.from_before, gpt->input[p->input], hidden_bytes(gpt, p), gpt->stream);
 }
 
-// Waits until the gradient buffer of this pass has been sent.
+// Waits until the previous content of this pass's gradient buffer has been sent.
 static void free_gradient_buffer(GPT *gpt, const Pass *p) {
     Pipeline *pipeline = &gpt->pipeline;
     int newer = (int)(pipeline->sent_back - pipeline->gradient_sent[p->gradient]);
@@ -67,7 +66,7 @@ PassSchedule gpt_schedule(GPT *gpt, int micro_batches, bool training) {
     return s;
 }
 
-// Returns the pass at position i of the schedule, with sizes and buffers.
+// Returns the i-th pass of the schedule, with sizes and buffers.
 static Pass pass_at(const PassSchedule *s, int i) {
     const PipelineAction *action = &s->action[i];
     GPT *gpt = s->gpt;
@@ -93,7 +92,7 @@ static Pass pass_at(const PassSchedule *s, int i) {
     return pass;
 }
 
-// Posts the receive of the pass at position i.
+// Posts the receive of the i-th pass.
 static void expect(const PassSchedule *s, int i) {
     Pass pass = pass_at(s, i);
     GPT *gpt = s->gpt;
@@ -108,7 +107,7 @@ static void expect(const PassSchedule *s, int i) {
 
 bool gpt_next_pass(PassSchedule *s, Pass *pass) {
     int i = s->next++;
-    // A receive is posted before the previous pass runs, unless both belong to one micro-batch.
+    // True if the previous call has posted the receive of this pass (see the top of this file).
     bool posted = i > 0 && i < s->actions && s->action[i].micro_batch != s->action[i - 1].micro_batch;
     if (i < s->actions && !posted) expect(s, i);
     if (i >= s->actions) {
@@ -135,7 +134,7 @@ void gpt_backward_pass(GPT *gpt, const Pass *pass) {
     timer_start(gpt->timers, TIMER_BACKWARD_COMPUTE, gpt->stream);
     receive_backward_send(gpt, pass);
     timer_stop(gpt->timers, TIMER_BACKWARD_COMPUTE, gpt->stream);
-    // The copies of the latest --async-save start here, where the device has enough work queued.
+    // Starts the copies of the latest --async-save while the device has enough other work queued.
     if (pass->first) zero_copy_staged(gpt->zero);
 }
 

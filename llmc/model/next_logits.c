@@ -1,5 +1,5 @@
-// Logits of the next token: a forward pass, and the LM head for its last row only. See gpt.h.
-// Called by write_sample (llmc/run/sample.c) and by dev/generate.c.
+// Logits of the next token, from a forward pass and the LM head of its last row: see gpt.h. Called
+// by llmc/run/sample.c and dev/generate.c.
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +45,7 @@ static void forward_to_logits(GPT *gpt, Pass *pass, const int32_t *ids, int used
 
 void gpt_next_logits(GPT *gpt, const int32_t *ids, int64_t n, floatX *logits) {
     assert(n >= 1);
-    // Sequence parallelism needs a number of rows that is a multiple of the TP size.
+    // With sequence parallelism, the number of rows must be a multiple of the tensor-parallel size.
     int used = (int)(n < gpt->T ? n : gpt->T), T = (int)round_up64(used, gpt->mesh->tp.size);
     Pass pass = {.B = 1, .T = T};
     if (T > gpt->T) pass.T = gpt->T, pass.B = gpt->B;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Returns the number of warm-up forward passes, which precede the 1F1B phase.
+// Returns the number of forward passes before the first backward pass.
 static int warm_up(PipelineShape s, int micro_batches) {
     int later = s.stages - s.stage - 1, all = micro_batches * s.chunks;
     int ahead = s.chunks == 1 ? later : 2 * later + (s.chunks - 1) * s.stages;
@@ -36,8 +36,8 @@ static int take_free(bool *used) {
     return i;
 }
 
-// Assigns buffers to every action. An input buffer is taken one action early, when its receive is
-// posted.
+// Assigns buffers to every action. An input buffer is reserved one action early, when its receive
+// is posted.
 static void place_actions(PipelineShape s, int places, int micro_batches, PipelineAction *actions, int count,
                           bool training) {
     bool *slot_used = (bool *)xcalloc(2 * (size_t)places + 2, sizeof(bool), "the order of a step");

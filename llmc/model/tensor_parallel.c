@@ -20,7 +20,7 @@ void tp_close(TensorParallel *tp) {
     tp->side = NULL;
 }
 
-// Returns the stream for a new collective, ordered after the work queued on the compute stream.
+// Returns the stream for a new collective. It waits for the work queued on the compute stream.
 static Stream *begin(const TensorParallel *tp) {
     if (!tp->side) return tp->compute;
     event_record(tp->queued, tp->compute);
@@ -42,8 +42,8 @@ Rows tp_rows(const TensorParallel *tp, int64_t N) {
     return (Rows){tp->group->rank * block, block};
 }
 
-// Reduce-scatter as all-to-all and a local sum: each rank adds up one block of rows. Without
-// sequence parallelism an all-gather of the blocks follows.
+// Reduce-scatter by an all-to-all and a local sum: each rank sums one block of rows. Without
+// sequence parallelism, an all-gather of the sums follows.
 void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
                      int64_t N) {
     assert(N % tp->group->size == 0);

@@ -1,11 +1,12 @@
-// Gradient of tied embeddings on two pipeline stages: see gpt.h. After its last backward pass the
-// last stage sends the LM head's gradient to the first stage, which adds it before the embedding
-// gradients of its last micro-batch. With one micro-batch this is the summation order of a single
-// stage. The first stage returns the sum, so both copies are bitwise identical. Called by
-// transformer.c.
+// Gradient of tied embeddings on two pipeline stages: see gpt.h. Called by transformer.c.
+//
+// After its last backward pass, the last stage sends the LM head's gradient to the first stage. The
+// first stage adds it before it adds the embedding gradients of its last micro-batch, so that with
+// one micro-batch the summation order is that of an unsplit model. The first stage then sends the
+// sum to the last stage, so both copies are bitwise identical.
 #include "llmc/model/gpt.h"
 
-// Elements per message; received elements occupy half of the scratch buffer dwide.
+// Returns the number of elements per message. A received message occupies half of dwide.
 static int64_t words_at_a_time(const GPT *gpt) { return (int64_t)(gpt->dwide_bytes / sizeof(float) / 2); }
 
 static void send_head_words(const GPT *gpt) {

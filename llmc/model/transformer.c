@@ -1,20 +1,20 @@
-// Forward and backward of the transformer: GPT-2 and Llama as Megatron-LM trains them.
+// Forward and backward pass of the transformer: GPT-2 and Llama as Megatron-LM trains them.
 //
 //   embedding -> L x layer -> final norm -> LM head and loss
 //   layer: x += attention(norm1(x)); x += mlp(norm2(x))
 //
-// Pre-LayerNorm or RMSNorm, QKV rows interleaved per head (Megatron-LM's order), learned or rotary
-// positions, tanh GELU or SwiGLU, input and output embeddings tied or not. gpt.h describes this
-// rank's part of the model and defines the letters used in shape comments.
+// Variants: LayerNorm or RMSNorm, learned or rotary positions, tanh GELU or SwiGLU, tied or untied
+// embeddings. gpt.h describes this rank's part of the model and defines the letters used in shape
+// comments.
 //
 // Tensor parallelism splits the heads, the feed-forward layer and the vocabulary. A rank then
-// computes partial sums, which the functions of tensor_parallel.c reduce. A pipeline stage holds
-// some of the layers.
+// computes partial sums, which the functions of tensor_parallel.c reduce. Pipeline parallelism
+// splits the layers.
 //
 // The hidden state between layers is the residual stream. The addition x += branch is fused into
-// the norm that follows it: a layer starts by adding the previous layer's branch (its MLP output)
-// to the stream and leaves its own MLP output in gpt->branch. The final norm therefore works like
-// the first norm of a layer L, and the tensor table has a row for it there.
+// the norm that follows it: a layer leaves its MLP output in gpt->branch, and the first norm of the
+// next layer adds it to the stream. The final norm therefore acts as the first norm of a layer L,
+// and its tensors follow those of the last layer in the tensor table.
 //
 // Called by micro_batches.c, next_logits.c and tests.
 #include <assert.h>
@@ -24,7 +24,7 @@
 
 // --- arguments of the ops ------------------------------------------------------------------------
 
-// Return weight and gradient of a layer's tensor; NULL if this model has no such tensor.
+// Return the weight, or the gradient, of a layer's tensor; NULL if the model has no such tensor.
 static const floatX *weight(const GPT *gpt, int l, enum LayerTensor which) {
     int tensor = gpt_layer_tensor(gpt, l, which);
     return tensor < 0 ? NULL : zero_weight(gpt->zero, tensor);
@@ -78,7 +78,7 @@ static Embedding embedding_of(const GPT *gpt, const Pass *p) {
     return e;
 }
 
-// Norm `which` (LN1_W or LN2_W) of layer l, without the residual addition.
+// Returns norm `which` (LN1_W or LN2_W) of layer l, without the residual addition.
 static LayerNorm norm_of(const GPT *gpt, const Pass *p, const NormActs *acts, int l, enum LayerTensor which) {
     enum LayerTensor bias = (enum LayerTensor)(which + 1);
     LayerNorm n = {.B = p->B,
@@ -99,8 +99,8 @@ static LayerNorm norm_of(const GPT *gpt, const Pass *p, const NormActs *acts, in
     return n;
 }
 
-// Fuses x = residual + dropout(gpt->branch) into a norm, and the gradients of that sum into its
-// backward.
+// Fuses x = residual + dropout(gpt->branch) into the forward pass of a norm, and the gradients of
+// this sum into its backward pass.
 static void add_branch(const GPT *gpt, LayerNorm *n, const floatX *residual, Dropout dropout) {
     n->residual = residual;
     n->branch = gpt->branch;
@@ -109,15 +109,15 @@ static void add_branch(const GPT *gpt, LayerNorm *n, const floatX *residual, Dro
     n->branch_sum = gpt->biased ? gpt->branch_sum : NULL;
 }
 
-// The residual addition alone, without a norm: the output of a pipeline stage.
+// Returns the residual addition at the end of a pipeline stage, which no norm follows.
 static LayerNorm stage_output(const GPT *gpt, const Pass *p) {
     return (LayerNorm){
         .B = p->B, .T = p->T, .C = gpt->C, .dresidual = dresidual_of(gpt, p), .rows = gpt_own_rows(gpt, p)};
 }
 
-// Norm 1 of layer l with the residual addition fused in. Past the chunk's last layer it is the
-// final norm, or the stage's output if the LM head is on a later stage. The chunk's first layer
-// adds nothing: its input comes from the embedding or from the previous stage.
+// Returns the first norm of layer l, which also adds the previous layer's branch. If l is past the
+// last layer of the chunk: the final norm, or stage_output if the LM head is on a later stage. The
+// first layer of a chunk adds nothing; its input is the embedding or comes from the previous stage.
 static LayerNorm first_norm(const GPT *gpt, const Pass *p, int l) {
     bool end = l == gpt_end_layer(gpt, p);
     LayerNorm n = end && !gpt_heads(gpt, p)
@@ -130,8 +130,8 @@ static LayerNorm first_norm(const GPT *gpt, const Pass *p, int l) {
     return n;
 }
 
-// Linear `which` of layer l: y = x W^T + b, dy -> dx. The bias is the next row of the tensor table.
-// SwiGLU's first matrix is stored with another shape: see add_layer in gpt.c.
+// Returns linear `which` of layer l: y = x W^T + b, and dx from dy. Its shape is not read from the
+// tensor table, which describes SwiGLU's first matrix with another shape: see add_layer in gpt.c.
 static Linear linear_of(const GPT *gpt, const Pass *p, int l, enum LayerTensor which, const floatX *x,
                         floatX *y, const floatX *dy, floatX *dx) {
     const Tensor *t = &gpt->tensor[gpt_layer_tensor(gpt, l, which)];
@@ -152,20 +152,20 @@ static Linear linear_of(const GPT *gpt, const Pass *p, int l, enum LayerTensor w
     return linear;
 }
 
-// Arguments of all ops of one layer, for forward and backward.
+// Arguments of all ops of one layer, for the forward and the backward pass.
 typedef struct LayerOps {
     LayerNorm norm1, norm2;
     Linear qkv, projection, fc1, fc2;
     HeadNorm heads;  // --qk-layernorm
     Rope rope;       // rotary positions
     Attention attention;
-    CachedAttention cached;  // generation: appends to the KV cache; replaces `attention` if the cache
-                             // already holds earlier positions
+    CachedAttention cached;  // for generation: appends to the KV cache, and replaces `attention` if
+                             // the cache already contains earlier positions
     Swiglu swiglu;           // replaces the GELU fused into fc1 and fc2
 } LayerOps;
 
-// The MLP: x (norm2's output) -> gpt->branch. GELU is fused into fc1 and fc2; SwiGLU is a
-// separate op between them.
+// Fills in the ops of the MLP, which computes gpt->branch from x, the output of norm2. GELU is
+// fused into fc1 and fc2; SwiGLU is a separate op between them.
 static void mlp_ops(const GPT *gpt, const Pass *p, int l, const floatX *x, const floatX *dbranch,
                     LayerOps *o) {
     const LayerActs *a = layer_acts(gpt, p, l);
@@ -184,8 +184,8 @@ static void mlp_ops(const GPT *gpt, const Pass *p, int l, const floatX *x, const
     o->fc2.dpre_bias = grad(gpt, l, FC1_B);
 }
 
-// Output of the QKV linear. If rope reorders it (by_kind), it goes into the buffer that backward
-// uses for its gradient.
+// Returns the output buffer of the QKV linear. If op_rope reorders the output (by_kind), this is
+// dwide, which is free in the forward pass.
 static floatX *linear_qkv(const GPT *gpt, const LayerActs *a) { return gpt->by_kind ? gpt->dwide : a->qkv; }
 
 static Rope rope_of(const GPT *gpt, const Pass *p, const LayerActs *a) {
@@ -203,7 +203,8 @@ static Rope rope_of(const GPT *gpt, const Pass *p, const LayerActs *a) {
     return rope;
 }
 
-// Attention over the KV cache: for each layer keys (NG, T, HD), then values (NG, T, HD).
+// Returns attention over the KV cache, which has keys (NG, T, HD), then values (NG, T, HD) for each
+// layer.
 static CachedAttention cached_attention_of(const GPT *gpt, const Pass *p, int l) {
     const LayerActs *a = layer_acts(gpt, p, l);
     int64_t part = (int64_t)gpt->NG * gpt->T * gpt->HD;
@@ -278,13 +279,13 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
 
 // --- forward -------------------------------------------------------------------------------------
 
-// Sequence parallelism: all-gathers the rows of `own` before a GEMM. Otherwise returns `own`.
+// All-gathers the rows of `own` before a GEMM with sequence parallelism; otherwise returns `own`.
 static const floatX *gather(const GPT *gpt, const Pass *p, const floatX *own) {
     return tp_gather(&gpt->tp, own, gpt->gathered, pass_rows(p));
 }
 
-// Row-parallel linear (projection, fc2): every rank computes a partial sum over its input columns.
-// The partial sums are all-reduced (or reduce-scattered), and the bias is added once.
+// Runs a row-parallel linear (projection, fc2). Every rank computes a partial sum over its input
+// columns. The partial sums are all-reduced (or reduce-scattered), and the bias is added once.
 static void row_parallel_forward(const GPT *gpt, const Linear *a) {
     if (!is_tensor_parallel(gpt)) {
         op_linear_forward(gpt->stream, a);
@@ -296,8 +297,8 @@ static void row_parallel_forward(const GPT *gpt, const Linear *a) {
     tp_reduce(&gpt->tp, part.y, a->bias, part.y, a->N);
 }
 
-// Runs a layer up to the MLP's activation: everything that backward needs. Recomputation uses this
-// function too, so it leaves out the last GEMM, fc2.
+// Runs a layer up to the MLP's activation, without the last GEMM (fc2). This computes all
+// activations that the backward pass needs, so recomputation calls it too.
 static void layer_forward_to_activation(const GPT *gpt, const Pass *p, const LayerOps *o) {
     Stream *s = gpt->stream;
     op_layernorm_forward(s, &o->norm1);
@@ -315,8 +316,8 @@ static void layer_forward_to_activation(const GPT *gpt, const Pass *p, const Lay
     if (gpt->swiglu) op_swiglu_forward(s, &o->swiglu);
 }
 
-// Vocabulary-parallel embedding: every rank looks up the rows that it holds, and the results are
-// summed.
+// Runs the vocabulary-parallel embedding: every rank looks up the rows that it holds, and the
+// results are summed.
 static void embed(const GPT *gpt, const Pass *p) {
     Embedding embedding = embedding_of(gpt, p);
     if (is_tensor_parallel(gpt)) {
@@ -351,8 +352,9 @@ void gpt_forward(GPT *gpt, const Pass *p) {
 
 // --- LM head and loss ----------------------------------------------------------------------------
 
-// Vocabulary-parallel head: every rank computes the logits of its columns, a chunk of rows at a
-// time. The ranks exchange each row's softmax statistics (maximum and sum over their columns).
+// Runs the vocabulary-parallel LM head, one chunk of rows at a time. Every rank computes the logits
+// of its columns, and the ranks exchange the softmax statistics of each row (maximum and sum over
+// their columns).
 static void vocabulary_parallel_head(const GPT *gpt, Head *h) {
     int64_t chunk = op_head_chunk_rows(h->N, h->rows);
     h->all = gpt->statistics;
@@ -396,14 +398,14 @@ void gpt_head(GPT *gpt, const Pass *p) {
 
 // --- backward ------------------------------------------------------------------------------------
 
-// sum: column sums of dy if a norm's backward has computed them, else NULL.
+// sum: column sums of dy if the backward pass of a norm has computed them, else NULL.
 static void bias_backward(const GPT *gpt, int l, enum LayerTensor bias, const Linear *a, const float *sum) {
     if (!gpt->biased) return;
     op_bias_gradient(gpt->stream, grad(gpt, l, bias), a->dy, sum, a->N, a->OC, gpt->workspace);
 }
 
-// Backward of a row-parallel linear. The column sums of dy that a norm's backward has left in
-// gpt->branch_sum cover all rows only without tensor parallelism.
+// Backward pass of a row-parallel linear. Without tensor parallelism, the norm's backward pass has
+// left the column sums of dy in gpt->branch_sum. With it, those might not cover all rows.
 static void row_parallel_backward(const GPT *gpt, const Pass *p, int l, enum LayerTensor bias,
                                   const Linear *a) {
     gather(gpt, p, gpt->hidden_dropout > 0 ? gpt->dbranch : dresidual_of(gpt, p));
@@ -411,9 +413,9 @@ static void row_parallel_backward(const GPT *gpt, const Pass *p, int l, enum Lay
     bias_backward(gpt, l, bias, a, is_tensor_parallel(gpt) ? NULL : gpt->branch_sum);
 }
 
-// Backward of a column-parallel linear (QKV, fc1), which follows a norm. Every rank computes a
-// partial sum of dx. Its all-reduce overlaps with the GEMM of dW, whose input is gathered during
-// the GEMM of dx.
+// Backward pass of a column-parallel linear (QKV, fc1), which follows a norm. Every rank computes a
+// partial sum of dx, whose all-reduce overlaps with the GEMM for dW. The all-gather of x, which the
+// GEMM for dW needs, overlaps with the GEMM for dx.
 static void column_parallel_backward(const GPT *gpt, const Pass *p, const LayerNorm *norm, const Linear *a) {
     if (!is_tensor_parallel(gpt)) {
         op_linear_backward(gpt->stream, a);
@@ -430,14 +432,13 @@ static void column_parallel_backward(const GPT *gpt, const Pass *p, const LayerN
     tp_reduce_wait(&gpt->tp);
 }
 
-// Input and output: the gradient of the residual stream after and before the layer (dresidual), and
-// the gradient of the branch that was added there (gpt->dbranch with dropout, else the same).
-// Writes only this layer's weight gradients. The gradient of fc1's bias is summed where GELU' is
-// applied, or after SwiGLU.
+// Backpropagates through layer l. On entry dresidual contains the gradient of the residual stream
+// after the layer, on return the one before it. gpt->dbranch likewise contains the gradient of the
+// branch added at that point; without dropout this is dresidual itself.
 static void layer_backward(GPT *gpt, int l, const Pass *p) {
     LayerOps o = layer_ops(gpt, l, p);
     Stream *s = gpt->stream;
-    // Backward, RoPE and the norms of queries and keys work on the gradient of QKV.
+    // In the backward pass, RoPE and the norms of queries and keys process the gradient of QKV.
     Rope rope_back = o.rope;
     HeadNorm heads = o.heads;
     rope_back.x = heads.x = gpt->dwide;
@@ -465,7 +466,7 @@ static void layer_backward(GPT *gpt, int l, const Pass *p) {
 }
 
 // Sums the gradients of a norm's weight and bias over the tensor-parallel ranks, each of which has
-// computed them from its own rows or heads.
+// partial sums over its own rows or heads.
 static void reduce_norm_gradients(const GPT *gpt, int l, enum LayerTensor which) {
     int tensor = gpt_layer_tensor(gpt, l, which);
     for (int i = tensor; tensor >= 0 && i < tensor + (gpt->rms ? 1 : 2); i++) {
@@ -513,7 +514,8 @@ void gpt_backward(GPT *gpt, const Pass *p) {
         wait_for_layer(gpt, p, l, true);
         zero_grads_begin(gpt->zero, gpt_layer_unit(gpt, l));
         layer_backward(gpt, l, p);
-        // ZeRO-2 and 3 reduce gradients in every micro-batch, otherwise only in the last one.
+        // ZeRO-2 and ZeRO-3 reduce gradients in every micro-batch, other strategies in the last
+        // one.
         if (p->last || !zero_grads_accumulate(gpt->zero, gpt_layer_unit(gpt, l)))
             finish_layer_gradients(gpt, l, p);
     }
