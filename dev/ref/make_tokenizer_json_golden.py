@@ -8,11 +8,13 @@ styles of GPT-2, Llama 3, Qwen 2 and others, in Hugging Face's tokenizer.json fo
     dev/ref/make_tokenizer_json_golden.py --compare build/preprocess_data --megabytes 3
 
 The second form compares preprocess_data with `tokenizers` on random Unicode text, for these tokenizers. It
-uses only characters that Python's Unicode tables contain, because PCRE2 and `tokenizers` may classify newer
-ones differently.
+uses only characters that the Unicode tables of both Python and PCRE2 contain, because PCRE2 and `tokenizers`
+may classify newer ones differently.
 """
 import argparse
 import array
+import ctypes
+import ctypes.util
 import itertools
 import json
 import pathlib
@@ -181,14 +183,27 @@ def write_style(name, made, all_texts):
     (folder / "ids.json").write_text(json.dumps(head)[:-1] + ', "ids": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
 
 
-def known(c):
-    return not 0xD800 <= c < 0xE000 and unicodedata.category(chr(c)) != "Cn" and chr(c) not in "\n\0"
+def pcre2_unicode_version():
+    """Returns the Unicode version of the installed PCRE2, for instance "14.0.0"."""
+    pcre2 = ctypes.CDLL(ctypes.util.find_library("pcre2-8") or "libpcre2-8.so.0")
+    version = ctypes.create_string_buffer(24)  # large enough according to man pcre2_config
+    pcre2.pcre2_config_8(10, version)  # PCRE2_CONFIG_UNICODE_VERSION
+    return version.value.decode()
+
+
+def known_characters():
+    """Returns all characters that Python and PCRE2 know, except line feeds, NUL and surrogates. If PCRE2's
+    tables are older than Python's, these are the characters of Unicode 3.2, the other version in Python."""
+    older = int(pcre2_unicode_version().split(".")[0]) < int(unicodedata.unidata_version.split(".")[0])
+    tables = unicodedata.ucd_3_2_0 if older else unicodedata
+    return [chr(c) for c in range(0x110000)
+            if not 0xD800 <= c < 0xE000 and tables.category(chr(c)) != "Cn" and chr(c) not in "\n\0"]
 
 
 def random_texts(megabytes):
     """Yields texts with characters of all scripts and classes; the only line ending is \\r."""
     rng = random.Random(5)
-    every = [chr(c) for c in range(0x110000) if known(c)]
+    every = known_characters()
     white = [c for c in every if c.isspace()]
     marks = [c for c in every if unicodedata.combining(c)]
     number = [c for c in every if unicodedata.category(c)[0] == "N"]
