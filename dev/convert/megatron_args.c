@@ -55,11 +55,31 @@ static const Refused REFUSED[] = {
     {"attention_output_gate", "gates the attention output"},
     {"experimental_attention_variant", "uses an unsupported attention variant"},
     {"qk_l2_norm", "normalizes queries and keys to length 1"},
+    {"num_moe_experts", "has a mixture of experts"},
+    {"layernorm_zero_centered_gamma", "has norms with gains relative to 1"},
+    {"glu_linear_offset", "adds an offset to the linear half of SwiGLU"},
+    {"activation_func_clamp_value", "clamps the input of the activation function"},
+    {"softmax_scale", "sets the scale of attention scores"},
+    {"head_wise_attn_gate", "gates the attention output"},
+    {"rotary_base_per_layer", "has a rotary base per layer"},
+    {"linear_attention_type", "has linear attention"},
+    {"linear_attention_freq", "has linear attention"},
+    {"hybrid_layer_pattern", "has heterogeneous layers"},
+    {"hybrid_attention_ratio", "has heterogeneous layers"},
+    {"hybrid_mlp_ratio", "has heterogeneous layers"},
+    {"is_hybrid_model", "has heterogeneous layers"},
+    {"heterogeneous_layers_config_encoded_json", "has heterogeneous layers"},
+    {"enable_hyper_connections", "has several residual streams"},
+    {"use_mup", "scales activations by the maximal update parametrization"},
+    {"retro_add_retriever", "retrieves chunks of text"},
 };
 // Arguments that only matter for formats that locate layers by pipeline stage.
 static const Refused REFUSED_BY_RANK[] = {
     {"decoder_first_pipeline_num_layers", "has a first stage of a different size"},
     {"decoder_last_pipeline_num_layers", "has a last stage of a different size"},
+    {"num_layers_in_first_pipeline_stage", "has a first stage of a different size"},
+    {"num_layers_in_last_pipeline_stage", "has a last stage of a different size"},
+    {"standalone_embedding_stage", "has a first stage of a different size"},
     {"pipeline_model_parallel_layout", "has stages of different sizes"},
     {"account_for_embedding_in_pipeline_split", "has a first stage of a different size"},
     {"account_for_loss_in_pipeline_split", "has a last stage of a different size"},
@@ -88,6 +108,9 @@ static bool check_computed(const PickleValue *args, bool by_rank, const char *pa
     const char *softmax = pickle_text(pickle_member(args, "softmax_type"));
     if (softmax && strcmp(softmax, "vanilla") != 0)
         return refuse(path, "its model", "uses an unsupported attention softmax", err);
+    // Without biases of all linear layers, this one adds biases to the queries, keys and values only.
+    if (!is_neutral(pickle_member(args, "add_qkv_bias")) && is_false(pickle_member(args, "add_bias_linear")))
+        return refuse(path, "its model", "has biases only in the projections of Q, K and V", err);
     const PickleValue *factor = pickle_member(args, "rotary_seq_len_interpolation_factor");
     int64_t one;
     if (!is_neutral(factor) && !pickle_int(factor, 1, 1, &one))
@@ -120,10 +143,8 @@ static const Row ALWAYS[] = {
     {"qk_layernorm", NULL, false},
 };
 static const Row OF_GROUPS[] = {{"group_query_attention", NULL, true}, {"num_query_groups", NULL, true}};
-static const Row OF_ROTATIONS[] = {{"rotary_base", NULL, false},
-                                   {"rotary_percent", NULL, false},
-                                   {"use_rope_scaling", NULL, false},
-                                   {"rope_scaling_factor", NULL, false}};
+static const Row OF_ROTATIONS[] = {{"rotary_base", NULL, false}, {"rotary_percent", NULL, false}};
+static const Row OF_SCALING[] = {{"use_rope_scaling", NULL, true}, {"rope_scaling_factor", NULL, false}};
 
 // Adds a flag with a number, a string or True. Neutral values add nothing.
 static bool add_flag(MegatronArgs *a, const PickleValue *args, const Row *row, const char *path, Error *err) {
@@ -155,7 +176,11 @@ static bool add_positions(MegatronArgs *a, const PickleValue *args, const char *
     if (!is_neutral(pickle_member(args, "use_rotary_position_embeddings"))) type = "rope";
     if (!type) return true;
     model_flags_add(&a->flags, "position_embedding_type", type);
-    return strcmp(type, "rope") != 0 || add_flags(a, args, OF_ROTATIONS, COUNT_OF(OF_ROTATIONS), path, err);
+    if (strcmp(type, "rope") != 0) return true;
+    // Megatron-LM saves a factor even if scaling is off.
+    bool scaled = !is_neutral(pickle_member(args, "use_rope_scaling"));
+    return add_flags(a, args, OF_ROTATIONS, COUNT_OF(OF_ROTATIONS), path, err) &&
+           (!scaled || add_flags(a, args, OF_SCALING, COUNT_OF(OF_SCALING), path, err));
 }
 
 static bool read_flags(MegatronArgs *a, const PickleValue *args, const char *path, Error *err) {

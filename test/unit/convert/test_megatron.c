@@ -276,6 +276,11 @@ static void other_models_are_refused(void **state) {
     const Work *w = (const Work *)*state;
     replace_text(w->dist, "common.pt", "qk_layernorm", "squared_relu");
     refused(w->dist, "squared ReLU");
+    // A tied model with a separate output layer.
+    replace_text(w->dist, "common.pt", "squared_relu", "qk_layernorm");
+    replace_text(w->dist, "common.pt", "untie_embeddings_and_output_weights",
+                 "other_embeddings_and_output_weights");
+    refused(w->dist, "a tensor 'output_layer.weight'");
 }
 
 // --- Arguments -----------------------------------------------------------------------------------
@@ -305,8 +310,9 @@ static bool has_flag(const ModelFlags *flags, const char *flag) {
     return false;
 }
 
-// Returns the error for a GPT-2 model with one more argument. NULL: accepted.
-static const char *said_of(Setting more, bool by_rank, ModelFlags *flags) {
+#define MORE 2
+// Returns the error for a GPT-2 model with up to MORE additional arguments. NULL: accepted.
+static const char *said_of(const Setting *more, bool by_rank, ModelFlags *flags) {
     static const Setting plain[] = {{"num_layers", "2"},
                                     {"hidden_size", "32"},
                                     {"num_attention_heads", "4"},
@@ -322,8 +328,9 @@ static const char *said_of(Setting more, bool by_rank, ModelFlags *flags) {
     fputc('s', out);
     put_text(out, "args");
     fputc('}', out);
-    for (size_t i = 0; i <= sizeof plain / sizeof *plain; i++) {
-        const Setting *s = i ? &plain[i - 1] : &more;
+    for (size_t i = 0; i < MORE + sizeof plain / sizeof *plain; i++) {
+        const Setting *s = i < MORE ? &more[i] : &plain[i - MORE];
+        if (!s->name) continue;
         put_text(out, s->name);
         put_value(out, s->value);
         fputc('s', out);
@@ -346,51 +353,72 @@ static const char *said_of(Setting more, bool by_rank, ModelFlags *flags) {
 
 static void refused_arguments(void **state) {
     static const struct {
-        Setting more;
+        Setting more[MORE];
         const char *text;
     } rows[] = {
-        {{"num_experts", "8"}, "experts"},
-        {{"bias_gelu_fusion", "False"}, "erf form"},
-        {{"rotary_interleaved", "True"}, "neighboring columns"},
-        {{"rotary_seq_len_interpolation_factor", "4"}, "interpolates"},
-        {{"window_size", "128"}, "window"},
-        {{"apply_layernorm_1p", "True"}, "relative to 1"},
-        {{"softmax_type", "off-by-one"}, "unsupported attention softmax"},
-        {{"multi_latent_attention", "True"}, "latent"},
-        {{"tensor_model_parallel_size", "0"}, "no valid tensor_model_parallel_size"},
-        {{"padded_vocab_size", "many"}, "no valid padded_vocab_size"},
-        {{"num_layers", "False"}, "lack num_layers"},
-        {{"decoder_first_pipeline_num_layers", "1"}, "first stage of a different size"},
+        {{{"num_experts", "8"}}, "experts"},
+        {{{"bias_gelu_fusion", "False"}}, "erf form"},
+        {{{"rotary_interleaved", "True"}}, "neighboring columns"},
+        {{{"rotary_seq_len_interpolation_factor", "4"}}, "interpolates"},
+        {{{"window_size", "128"}}, "window"},
+        {{{"apply_layernorm_1p", "True"}}, "relative to 1"},
+        {{{"softmax_type", "off-by-one"}}, "unsupported attention softmax"},
+        {{{"multi_latent_attention", "True"}}, "latent"},
+        {{{"tensor_model_parallel_size", "0"}}, "no valid tensor_model_parallel_size"},
+        {{{"padded_vocab_size", "many"}}, "no valid padded_vocab_size"},
+        {{{"num_layers", "False"}}, "lack num_layers"},
+        {{{"decoder_first_pipeline_num_layers", "1"}}, "first stage of a different size"},
+        {{{"num_layers_in_last_pipeline_stage", "1"}}, "last stage of a different size"},
+        {{{"glu_linear_offset", "1"}}, "offset to the linear half"},
+        {{{"activation_func_clamp_value", "7"}}, "clamps"},
+        {{{"softmax_scale", "1"}}, "scale of attention scores"},
+        {{{"head_wise_attn_gate", "True"}}, "gates the attention output"},
+        {{{"use_mup", "True"}}, "maximal update"},
+        {{{"enable_hyper_connections", "True"}}, "residual streams"},
+        {{{"hybrid_layer_pattern", "M*-"}}, "heterogeneous layers"},
+        {{{"linear_attention_freq", "4"}}, "linear attention"},
+        {{{"add_bias_linear", "False"}, {"add_qkv_bias", "True"}}, "only in the projections"},
     };
     ModelFlags flags;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const char *said = said_of(rows[i].more, true, &flags);
-        if (!said) fail_msg("%s is taken", rows[i].more.name);
-        if (!strstr(said, rows[i].text)) fail_msg("%s: %s", rows[i].more.name, said);
+        if (!said) fail_msg("%s is taken", rows[i].more[0].name);
+        if (!strstr(said, rows[i].text)) fail_msg("%s: %s", rows[i].more[0].name, said);
     }
 }
 
 static void accepted_arguments(void **state) {
     static const struct {
-        Setting more;
+        Setting more[MORE];
         const char *flag;
     } rows[] = {
-        {{"num_experts", "0"}, "--num-layers=2"},
-        {{"softmax_type", "vanilla"}, "--hidden-size=32"},
-        {{"rotary_seq_len_interpolation_factor", "1"}, "--num-attention-heads=4"},
-        {{"decoder_first_pipeline_num_layers", "1"}, "--max-position-embeddings=16"},
-        {{"add_bias_linear", "False"}, "--disable-bias-linear"},
-        {{"layernorm_epsilon", "1"}, "--norm-epsilon=1"},
-        {{"use_rotary_position_embeddings", "True"}, "--position-embedding-type=rope"},
-        {{"normalization", "RMSNorm"}, "--normalization=RMSNorm"},
+        {{{"num_experts", "0"}}, "--num-layers=2"},
+        {{{"softmax_type", "vanilla"}}, "--hidden-size=32"},
+        {{{"rotary_seq_len_interpolation_factor", "1"}}, "--num-attention-heads=4"},
+        {{{"decoder_first_pipeline_num_layers", "1"}}, "--max-position-embeddings=16"},
+        {{{"add_bias_linear", "False"}}, "--disable-bias-linear"},
+        {{{"layernorm_epsilon", "1"}}, "--norm-epsilon=1"},
+        {{{"use_rotary_position_embeddings", "True"}}, "--position-embedding-type=rope"},
+        {{{"normalization", "RMSNorm"}}, "--normalization=RMSNorm"},
+        {{{"add_qkv_bias", "True"}}, "--num-layers=2"},
+        {{{"use_rope_scaling", "True"}, {"position_embedding_type", "rope"}}, "--use-rope-scaling"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         ModelFlags flags = {0};
         const char *said = said_of(rows[i].more, false, &flags);
-        if (said) fail_msg("%s: %s", rows[i].more.name, said);
+        if (said) fail_msg("%s: %s", rows[i].more[0].name, said);
         if (!has_flag(&flags, rows[i].flag)) fail_msg("%s is missing", rows[i].flag);
         model_flags_free(&flags);
     }
+}
+
+// Megatron-LM saves the factor of its --rope-scaling-factor even if scaling is off.
+static void factor_without_scaling_is_dropped(void **state) {
+    const Setting more[MORE] = {{"position_embedding_type", "rope"}, {"rope_scaling_factor", "8"}};
+    ModelFlags flags = {0};
+    assert_null(said_of(more, false, &flags));
+    assert_false(has_flag(&flags, "--rope-scaling-factor=8"));
+    model_flags_free(&flags);
 }
 
 static void wrong_sizes_are_refused(void **state) {
@@ -488,6 +516,7 @@ int main(int argc, char **argv) {
         TEST(other_models_are_refused),
         cmocka_unit_test(refused_arguments),
         cmocka_unit_test(accepted_arguments),
+        cmocka_unit_test(factor_without_scaling_is_dropped),
         TEST(wrong_sizes_are_refused),
         TEST(other_backends_are_refused),
         TEST(missing_files_are_refused),
