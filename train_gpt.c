@@ -37,8 +37,8 @@ static bool data_sound(Run *run) {
 
 // Uploads this rank's micro-batch, which starts at global sample `consumed`, into a slot. If the
 // data is corrupt, this rank must not stop at once, because the others are already in the
-// collectives of this step. It continues with zeros, and all ranks stop together at the end of the
-// step (data_sound).
+// collectives of this step. It continues with zeros; all ranks stop at the end of the step
+// (data_sound).
 static Batch next_batch(Run *run, GPT *gpt, int slot, int split, int64_t consumed) {
     Batch batch;
     Error err;
@@ -185,7 +185,7 @@ static double mean_loss(Run *run) {
 }
 
 // Returns the mean loss over --eval-iters global batches starting at sample `at`. The status of the
-// latest step must have been read, because evaluation overwrites its loss. Ends early if run->stop
+// latest step must have been read, because evaluation overwrites the loss. Ends early if run->stop
 // is set.
 static double evaluate(Run *run, GPT *gpt, int split, int64_t at, bool verbose) {
     const Config *c = &run->config;

@@ -2,8 +2,7 @@
 // order. llmc/cpu/comm.c implements them with MPI; llmc/cuda/comm.cu uses NCCL, and copy engines
 // within a node. llmc/run/setup.c opens the communicators. sdp4bit/wire.c exchanges gradients and
 // weights, llmc/state/zero.c exchanges step records.
-// A failed collective ends the job through fatal() with EXIT_COMMUNICATION, except in groups set up
-// by comm_may_lose.
+// A failed collective ends the job with EXIT_COMMUNICATION, except in groups of comm_may_lose.
 #pragma once
 #include "llmc/device.h"
 #include "llmc/ranks/mesh.h"
@@ -11,8 +10,7 @@ LLMC_BEGIN
 
 // Creates a communicator for each group of several ranks. Exceptions: exchanges in dp use the
 // communicators of its two levels, node and rail; pp and embedding use links instead of
-// collectives. Collective over the world. Call it after mesh_open, and comm_connect before the
-// first exchange.
+// collectives. Collective over the world. Call it after mesh_open; call comm_connect next.
 // limit: timeout of a CPU rank's collective in seconds, 0 for none. On timeout the job ends and the
 // message names the rank that did not answer. GPU collectives do not block the host; there the
 // watchdog (heartbeat.h) enforces the timeout and polls NCCL for asynchronous errors.
@@ -36,8 +34,7 @@ enum { COMM_PIECES = 4, COMM_ALIGNMENT = 2 << 20, COMM_FLAG_BYTES = COMM_ALIGNME
 // bytes of each range are overwritten, then zeroed.
 // flags: COMM_FLAG_BYTES of device memory for the backend.
 // Collective over the node. If a rank cannot access another rank's memory, returns false on all
-// ranks with the reason in err, and exchanges use NCCL as they do between nodes. Always false on
-// CPU ranks.
+// ranks with the reason in err, and exchanges use NCCL. Always false on CPU ranks.
 bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err);
 // Unmaps the shared memory, which may then be freed. Collective over the node; no collective may be
 // pending. No-op unless memory is shared.
@@ -65,8 +62,7 @@ void comm_lose(const Group *group);
 // Sends slot i of send (bytes each) to member i and receives slot j of recv from member j. The
 // caller's own slots are neither read nor written.
 void comm_all_to_all(const Group *group, const void *send, void *recv, size_t bytes, Stream *stream);
-// All-gathers in place: on entry the caller's slot (at rank * bytes) is filled, on completion all
-// slots are.
+// All-gathers in place. The caller fills its own slot, at rank * bytes.
 void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *stream);
 // A row of an all-gather: the caller's part, and the destination of the parts of all members in
 // rank order. All parts of a row have the same size.

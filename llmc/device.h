@@ -45,8 +45,7 @@ void device_memory(const Device *device, size_t *free_bytes, size_t *total_bytes
 // Bytes that each of `sharers` ranks on this device or host may still allocate. CPU ranks share
 // host memory; ulimit -v also limits each of them.
 size_t device_share(const Device *device, int sharers);
-// Bytes in use now: on a GPU by all processes, including CUDA contexts; on CPU ranks by this
-// process.
+// Bytes in use now: on GPUs by all processes and their CUDA contexts; on CPU ranks by this process.
 size_t device_taken(const Device *device);
 // Total of all device_alloc calls since device_open, freed or not. Equals the memory plan unless
 // something was allocated outside it.
@@ -85,8 +84,7 @@ void event_synchronize(Event *event);            // the host waits
 double event_elapsed_ms(Event *start, Event *stop);
 
 // Marks a range of host work as an NVTX range; Nsight Systems also shows the GPU work launched
-// within it. Ranges may overlap. name: a string literal. Returns a handle for profile_range_end.
-// No-op on CPU ranks.
+// within it. Ranges may overlap. name: a string literal. Returns a handle. No-op on CPU ranks.
 uint64_t profile_range_start(const char *name);
 void profile_range_end(uint64_t range);
 

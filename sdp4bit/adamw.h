@@ -27,8 +27,7 @@ HD_FN AdamScalars adam_scalars(const UpdateShard *a, float weight_decay) {
     return scalars;
 }
 
-// Limit of master weights. Below it, differences from model weights and all decoded weights are
-// finite too.
+// Limit of master weights, which keeps differences and all decoded weights finite.
 #define MASTER_LIMIT 0x7E800000u  // the bits of 2^126
 
 // AdamW as in Apex's FusedAdam (adam_w mode): epsilon is added after the square root, and decoupled

@@ -163,8 +163,7 @@ HD_FN bool codec_eden(Codec codec) {
     return false EDEN_CODECS(CODEC_IS);
 }
 
-// Returns the bytes of the codes or plain values. elements: a multiple of 8, unless the codec is
-// plain.
+// Returns the bytes of the codes or plain values. elements: a multiple of 8 unless plain.
 HD_FN int64_t codec_bytes(Codec codec, int64_t elements) { return elements * codec_info(codec).bits / 8; }
 
 // Return the uniform or EDEN codec with this many bits; command-line options allow no other value.
@@ -271,8 +270,7 @@ HD_FN float eden_threshold(int bits, int k) {
     return f32_mul(0.5f, f32_add(eden_level(bits, k), eden_level(bits, k + 1)));
 }
 
-// Scaling of a group that keeps its sums in range, chosen by the largest magnitude as bits (as in
-// group_scale).
+// Scaling of a group that keeps its sums in range. largest: as for group_scale.
 #define EDEN_TINY 0x2B800000u  // the bits of 2^-40
 #define EDEN_HUGE 0x58800000u  // 2^50
 #define EDEN_LIFT 0x1p80f      // and its inverse
@@ -318,8 +316,7 @@ HD_FN float eden_scale(float squares, float product, float unlift) {
 // --- summation trees ----------------------------------------------------------------------------
 
 // Sums n values as a perfect binary tree over adjacent pairs. Destroys x. n: a power of two. GPUs
-// add within threads, then across lanes, then across blocks, which is the same tree, so results are
-// bitwise identical.
+// add in the same tree, within threads, across lanes, then across blocks.
 HD_FN float tree_sum(float *x, int n) {
     for (int stride = 1; stride < n; stride *= 2) {
         for (int i = 0; i < n; i += 2 * stride) x[i] = f32_add(x[i], x[i + stride]);

@@ -44,9 +44,8 @@ static inline WeightShard weight_shard_of(const Bucket *bucket, floatX *weights,
 }
 
 // Level 1 of the gradient reduction (or its only level): scales by 1/dp, transforms and quantizes.
-// Partition p = i * slots + slot is the i-th partition of the message to peer `slot`. With two
-// levels slots = D and i is the node; with a single level slots = dp and each message has one
-// partition.
+// Partition p = i * slots + slot is the i-th partition of the message to peer `slot`. Two levels:
+// slots = D and i is the node. A single level: slots = dp, one partition per message.
 typedef struct QuantizePartitions {
     const float *grads;  // (bucket->matrix_elements + bucket->tail_elements) the local gradients
     Bucket bucket;
@@ -104,11 +103,9 @@ HD_FN float residual_rest(float value, float sent, bool pad) {
 }
 // y: sums over the sources, as in kernel_sum_requantize. values has in.partitions partitions.
 void kernel_feed_sums(Stream *s, const SumRequantize *a, const Residual *residual);
-// y: gradients, scaled and transformed as in kernel_quantize_partitions. values has one partition
-// per slot.
+// y: gradients as quantized by kernel_quantize_partitions. values has one partition per slot.
 void kernel_feed_grads(Stream *s, const QuantizePartitions *a, const Residual *residual);
-// a: describes the message, which has one partition per slot. Residuals of padding and non-finite
-// residuals become 0.
+// a: the message, one partition per slot. Residuals of padding and non-finite residuals become 0.
 void kernel_keep_residual(Stream *s, const QuantizePartitions *a, const Residual *residual);
 
 // The last level: sums the messages in source order, inverts the transform and sets padding to 0.
@@ -135,8 +132,7 @@ typedef struct SumFinal {
 } SumFinal;
 void kernel_sum_final(Stream *s, const SumFinal *a);
 
-// Computes only the partial sums of n values, padded with 0. Used with dp = 1, when gradients need
-// no reduction.
+// Computes only the partial sums of n values, padded with 0. Used if dp = 1.
 void kernel_square_partials(Stream *s, float *partials, const float *x, int64_t n);
 // The same for n weights.
 void kernel_square_weights(Stream *s, float *partials, const floatX *weights, int64_t n);
@@ -254,11 +250,9 @@ void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uin
 
 // Adds replica_mix(position, bits) of n weights to *hash. first: arena position of weight 0.
 void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64_t first, int64_t n);
-// Initializes n master weights from model weights, at the start of training or if a checkpoint has
-// only model weights.
+// Initializes n master weights from model weights.
 void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n);
-// The next three kernels are for local steps (outer.h). Computes n pseudo-gradients: outer weights
-// minus master weights.
+// Local steps (outer.h). Computes n pseudo-gradients: outer weights minus master weights.
 void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, const float *master, int64_t n);
 // Outer optimizer step (Nesterov): m = momentum m + g, outer = outer - rate (g + momentum m). lost:
 // if *lost is not 0, a replica group was lost and its data is undefined (comm_may_lose), so the

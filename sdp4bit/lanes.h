@@ -45,8 +45,7 @@ void lanes_open(Lanes *lanes, Device *device, bool apart);
 void lanes_close(Lanes *lanes);
 void lanes_synchronize(const Lanes *lanes);
 
-// lane_done records the event of a slot on `stream`. lane_wait makes later work of `stream` wait
-// for it.
+// lane_done records the event of a slot on `stream`; lane_wait makes `stream` wait for it.
 void lane_done(const Lanes *lanes, LaneEvent event, int slot, Stream *stream);
 void lane_wait(const Lanes *lanes, LaneEvent event, int slot, Stream *stream);
 // Makes later work of stream `after` wait for everything issued to stream `before` so far.

@@ -91,8 +91,8 @@ bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, 
                   Error *err);
 void layout_free(BucketLayout *layout);
 // Sets *whole to a layout of the same buckets for dp = 1: a shard is a whole bucket, while arena
-// positions and segments are unchanged. Borrows the tables of `layout`, except whole->bucket, which
-// the caller frees.
+// positions and segments are unchanged. Borrows all tables of `layout` except whole->bucket, to be
+// freed by the caller.
 void layout_unshard(BucketLayout *whole, const BucketLayout *layout);
 // Adds a checksum section of MESSAGE_ALIGN bytes to the format of all messages (--verify-wire).
 void layout_seal(BucketLayout *layout);
@@ -196,8 +196,7 @@ void layout_grad_messages(const BucketLayout *layout, const Bucket *bucket, cons
 MessageLayout layout_sealed(const Bucket *bucket, MessageLayout message);
 // Returns the layout of a message with one rank's reduced gradients in fp32.
 MessageLayout layout_reduced_message(const Bucket *bucket);
-// Returns the layout of a weight message. Lossless messages get their maximum length and no
-// sections.
+// Returns the layout of a weight message. Lossless: the maximum length, without sections.
 MessageLayout layout_weight_message(const Bucket *bucket, const WeightFormat *format);
 // Return the layout of a lossless message, and of a lossless message of `bytes` as it is sent, with
 // a checksum if the bucket is sealed.

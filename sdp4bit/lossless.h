@@ -181,8 +181,7 @@ HD_FN int lossless_candidate(int largest_exponent, int candidate) {
     int scale = largest_exponent - 22 + candidate;
     return scale < LOSSLESS_LEAST_SCALE ? LOSSLESS_LEAST_SCALE : scale > 255 ? 255 : scale;
 }
-// Returns a sample: the old weight's exponent in the low 8 bits, the value of its change above
-// them.
+// Returns a sample: the old exponent in the low 8 bits, the value of the change above them.
 HD_FN uint32_t lossless_sample(uint32_t old, uint32_t fresh) {
     return (lossless_value(old, fresh, 0, 0) << 8) | ((old >> 7) & 0xFFu);
 }

@@ -27,8 +27,7 @@ void outer_layout(OuterLayout *outer, const BucketLayout *layout, int rank, int 
                   int replica_group);
 void outer_layout_free(OuterLayout *outer);
 
-// Returns the layout of bucket b's messages. Each message holds one piece; both hops use this
-// layout.
+// Returns the layout of bucket b's messages, which hold one piece each in both hops.
 MessageLayout outer_message(const OuterLayout *outer, int b, const GradFormat *format);
 // Returns the bytes that a rank sends for bucket b in both hops.
 int64_t outer_wire_bytes(const OuterLayout *outer, int b, const GradFormat *format);

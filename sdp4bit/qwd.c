@@ -247,8 +247,7 @@ void qwd_gather_bucket(const QwdStep *step, int b, const GatherBuffer *buffer, c
     int nodes = buffer->nodes, slot = qwd_slot(b);
     if (step->lossless) pack_own(step, b, &m, buffer, lanes);
     lane_done(lanes, LANE_UPDATED, slot, lanes->last);
-    // Each rank first gathers the shards of its rail into its row; then whole rows are gathered
-    // within the node.
+    // First gather the shards of each rail into a row, then gather rows within the node.
     if (nodes > 1) {
         lane_wait(lanes, LANE_UPDATED, slot, lanes->rail);
         wire_all_gather(step->checks, HOP_WEIGHT_RAIL, own_row(mesh, buffer), 1, &m, buffer->messages,
@@ -289,8 +288,7 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherB
               : nodes > 1 ? LANE_RAIL_GATHERED
                           : LANE_UPDATED,
               slot, lanes->middle);
-    // Check the first hop first, because the second hop forwards messages that the first one has
-    // corrupted.
+    // Check the first hop first, because the second hop forwards corrupted messages.
     if (nodes > 1)
         wire_check_gathered(step->checks, HOP_WEIGHT_RAIL, b, own_row(mesh, buffer), 1, &a.message,
                             buffer->messages, lanes->middle);

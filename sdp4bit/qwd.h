@@ -31,8 +31,7 @@ int qwd_slot(int b);
 MessageLayout qwd_plain_message(const BucketLayout *layout, int b);
 
 // Buffers and message sizes of lossless weights. Sizes are known only after coding. So all buckets
-// are coded first; then the ranks exchange the sizes, and the host waits for them before it issues
-// the gathers.
+// are coded first; then the ranks exchange the sizes, and the host waits for them.
 typedef struct QwdLossless {
     uint8_t *plain;        // device: bf16 messages of all buckets
     uint8_t *coded;        // device: this rank's coded messages of all buckets, with gaps

@@ -10,8 +10,8 @@ LLMC_BEGIN
 // A fault is an error found by a rank's device, coded in 64 bits; 0: none. It stays in device
 // memory and is sent with the next record, so all ranks learn of it without waiting for the host. A
 // fault ends the run: the step is skipped and nothing is saved. The top two bits of the code are
-// the origin, the others the place. Of several faults the lowest code is kept, which is closest to
-// the cause.
+// the origin, the others the place. Of several faults the lowest code is kept: it is closest to the
+// cause.
 typedef enum FaultOrigin {
     FAULT_OF_UPDATE = 1,   // adamw.h refused a master weight; place: bucket
     FAULT_OF_MESSAGE = 2,  // a message was corrupted in transit (wire.h); place: hop, bucket, slot
@@ -65,8 +65,7 @@ HD_FN void spike_follow(SpikeTrack *t, float value, float limit, int64_t seen) {
     t->deviation = f64_add(t->deviation, f64_div(f64_sub(size, t->deviation), n));
 }
 
-// Returns true if the step has a spike. A non-finite step is not a spike and does not change the
-// means.
+// Returns true if the step has a spike. Non-finite steps are no spikes and do not change the means.
 HD_FN bool spike_check(SpikeState *s, float loss, float norm, float loss_factor, float norm_factor,
                        bool finite) {
     s->loss_limit = spike_limit(&s->loss, s->seen, loss_factor);
@@ -135,8 +134,7 @@ HD_FN float clip_coefficient(float clip, float norm) {
     return coefficient < 1.0f ? coefficient : 1.0f;
 }
 
-// Stores the lowest fault code and the lowest rank that reports it. Returns true if there is a
-// fault.
+// Stores the lowest fault code and its lowest rank. Returns true if there is a fault.
 HD_FN bool status_first_fault(StepStatus *control, const StepRecord *records, int ranks) {
     control->fault = 0;
     control->fault_rank = 0;

@@ -69,8 +69,7 @@ static Chunk chunk_at(const TlqStep *step, int b, int k, const Lanes *lanes) {
     return c;
 }
 
-// Includes the micro-batch, so that micro-batches reduced separately have independent rounding
-// errors.
+// Includes the micro-batch, so that the rounding errors of separate reductions are independent.
 static RoundingKey rounding_key(const TlqStep *step, uint32_t purpose, int source) {
     RoundingKey key = {step->seed, step->step, purpose | (uint32_t)step->micro_batch << 8, (uint32_t)source};
     return key;

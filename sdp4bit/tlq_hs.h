@@ -1,5 +1,4 @@
-// Gradients: the two-level reduce-scatter of the paper's sections 3.2 and 3.3 (TLq-HS), one bucket
-// at a time:
+// Gradients: two-level reduce-scatter of a bucket (TLq-HS, the paper's sections 3.2 and 3.3):
 //   scale by 1/dp, Hadamard, quantize -> all-to-all inside the node -> sum, quantize
 //   -> all-to-all between nodes -> sum, inverse Hadamard
 // All presets run the same two levels with different codecs; the baselines use CODEC_FP32 or
@@ -40,10 +39,9 @@ typedef struct TlqStep {
 } TlqStep;
 
 // Reduce-scatters bucket b. Writes the mean over the dp ranks to this rank's shard, or adds it.
-//   grads  (matrix_elements + tail_elements) local gradients, fp32, complete on lanes->first and on
-//          lanes->last
-//   own    may point into `grads`, whose other elements are not changed. With dp = 1 it is `grads`,
-//          which stays exact
+//   grads  (matrix_elements + tail_elements) local gradients, fp32, complete on lanes->first and
+//          last
+//   own    may point into `grads`, whose other elements do not change. With dp = 1 it must
 //   matrix_partials (matrix_per_rank / 32), tail_partials (ceil(tail_per_rank / 32)): receive
 //   partial sums of the squared norm of the result
 // The result is complete on lanes->last.

@@ -1,11 +1,10 @@
 // A rank's gradients: see grads.h. The stores:
-//   accumulated  the whole bucket: backward adds the micro-batches of a step in place, and the
-//                bucket is reduced once (ZeRO-1, and the buckets that hold embeddings)
-//   replicated   accumulated, and after the reduction every rank gathers the whole bucket
-//                (no_shard)
-//   slots        all buckets share two slots (ZeRO-2 and 3): bucket b+1 is reduced from one slot
-//                while backward writes bucket b to the other. Every micro-batch is reduced at once;
-//                this rank's shard accumulates the micro-batches of a step.
+//   accumulated  ZeRO-1, and buckets with embeddings. A rank holds the whole bucket, to which
+//                backward adds the micro-batches of a step. The bucket is reduced once per step.
+//   replicated   no_shard. Like accumulated, but then every rank gathers the reduced bucket.
+//   slots        ZeRO-2 and 3. All buckets share two slots: bucket b+1 is reduced from one slot
+//                while backward writes bucket b to the other. Every micro-batch is reduced at once,
+//                and this rank's shard accumulates the micro-batches of a step.
 #include "llmc/state/grads.h"
 
 #include <assert.h>
@@ -61,9 +60,9 @@ static const GradStore slots = {.full = full_slot,
 
 // --- memory --------------------------------------------------------------------------------------
 
-// Returns true if one backward pass of a micro-batch writes all gradients of the bucket. Embeddings
-// get gradients at both ends of a pass, and pipeline stages exchange them once per step. The layers
-// of different model chunks get theirs in different passes.
+// Returns true if a single backward pass of a micro-batch writes all gradients of the bucket. That
+// is false for embeddings, which get gradients at both ends of a pass and which pipeline stages
+// exchange once per step, and for buckets with layers of several model chunks.
 static bool in_one_pass(const Base *base, int b) {
     int chunk = ANY_CHUNK;
     for (int t = 0; t < base->layout.tensors; t++) {
@@ -99,7 +98,7 @@ static void place_buckets(const Base *base, Grads *grads, bool windows) {
         int64_t elements = bucket_elements(bucket), own = round_up64(bucket_shard(bucket), 64);
         bool accumulates = grads->bucket[b].store->accumulates;
         grads->bucket[b].start = accumulates ? grads->whole_elements : grads->shard_elements;
-        // Rounded like the bucket layout, to whole cache lines.
+        // Rounded as in the bucket layout.
         if (accumulates) grads->whole_elements += round_up64(elements, 128);
         else grads->shard_elements += own;
         if (!accumulates && elements > grads->slot_elements) grads->slot_elements = elements;
@@ -170,8 +169,8 @@ void grads_new_step(const Base *base, Grads *grads) {
     }
 }
 
-// Clears the elements that backward does not overwrite: the tail, which it adds to, and the padding
-// between matrices, where the slot's previous bucket may have had matrices.
+// Zeros the elements of a slot that backward does not overwrite: the tail, to which it adds, and
+// the padding between matrices, which may hold gradients of the slot's previous bucket.
 static void clear_rest(const Base *base, Grads *grads, int b) {
     const Bucket *bucket = &base->layout.bucket[b];
     float *full = grads_full(base, grads, b);
@@ -221,7 +220,7 @@ void grads_reduced(const Base *base, Grads *grads, int b) {
 void grads_consumed(const Base *base, Grads *grads, int b) {
     assert(b >= 0 && b < base->layout.buckets);
     const Bucket *bucket = &base->layout.bucket[b];
-    // The next step overwrites the gradients of matrices and adds to the tail's.
+    // The next step overwrites the gradients of matrices and adds to the gradients of the tail.
     if (grads->bucket[b].store->accumulates)
         set_zero(base->lanes->last, grads_full(base, grads, b) + bucket->matrix_elements,
                  (size_t)bucket->tail_elements * sizeof(float));
@@ -260,8 +259,8 @@ void feedback_reserve(const Base *base, Feedback *f, MemoryPlan *memory_plan) {
                         (size_t)elements * sizeof(float), (void **)&f->memory);
 }
 
-// The first reduction of a step reads the previous step's status: if that step was skipped, the
-// residual it left is discarded with its gradients.
+// The first reduction of a step reads the status of the previous step. If that step was skipped,
+// its residual is discarded like its gradients.
 void feedback_step(const Base *base, const Feedback *f, int b, bool frozen, TlqStep *step) {
     assert(b >= 0 && b < base->layout.buckets);
     step->error_feedback = feedback_on(f) && codec_grouped(step->grad_format.inter_codec);

@@ -1,6 +1,5 @@
 // Gradients of a rank: the buffers that backward writes, and this rank's reduced shard. Each bucket
-// has a store, chosen when the run is planned; grads.c lists the stores. Called by the files of
-// llmc/state.
+// has a store, chosen when the run is planned; grads.c lists the stores.
 #pragma once
 #include "llmc/base/memory_plan.h"
 #include "llmc/state/state_base.h"
@@ -12,26 +11,26 @@ enum { GRAD_SLOTS = 2 };
 typedef struct Grads Grads;
 
 typedef struct GradStore {
-    bool accumulates;  // reduced once per step; else in every micro-batch
-    // Local gradients of the whole bucket: (matrix_elements + tail_elements).
+    bool accumulates;  // true: reduced once per step; false: in every micro-batch
+    // Returns the local gradients of the whole bucket: (matrix_elements + tail_elements).
     float *(*full)(const Base *base, const Grads *grads, int b);
-    // This rank's reduced gradients.
+    // Returns this rank's shard of the reduced gradients.
     GradShard (*shard)(const Base *base, const Grads *grads, int b);
-    // Gradients of the optimizer state that this rank holds. Valid after the gather, if any.
+    // Returns the gradients for the optimizer state that this rank holds; valid after any gather.
     GradShard (*held)(const Base *base, const Grads *grads, int b);
-    // First reduced gradient of a range of this rank's shard.
+    // Returns the first reduced gradient of a range of this rank's shard.
     float *(*of_range)(const Base *base, const Grads *grads, const Range *range);
-    // All-gathers the reduced shards, in the order of lanes->last. buffer: (grads_gather_bytes).
-    // NULL if this rank needs only its own shard.
+    // All-gathers the reduced shards; the result is complete on lanes->last. buffer:
+    // (grads_gather_bytes). NULL if ranks need only their own shard.
     void (*gather)(const Base *base, const Grads *grads, const TlqStep *step, int b, uint8_t *buffer);
 } GradStore;
 
 typedef struct GradBucket {
     const GradStore *store;
     int64_t start;      // first element in `whole` or `shard`
-    bool begun;         // the backward pass has started to write it
-    int reductions;     // in this step so far
-    int units_missing;  // layers without complete gradients in this backward pass
+    bool begun;         // the backward pass has begun to write the bucket
+    int reductions;     // number of reductions in this step so far
+    int units_missing;  // units whose gradients are not yet complete in this backward pass
     Event *ready;       // the gradients are complete
 } GradBucket;
 
@@ -39,15 +38,15 @@ struct Grads {
     GradBucket *bucket;       // (buckets)
     float *whole;             // (whole_elements) device: accumulated buckets
     float *slot[GRAD_SLOTS];  // (slot_elements) device: bucket b uses slot b % GRAD_SLOTS
-    float *shard;             // (shard_elements) device: this rank's shards of the other buckets. If the
-                              // optimizer copies gradients to the host: two windows, used in turn
+    float *shard;             // (shard_elements) device: this rank's shards of the other buckets. With
+                              // --optimizer-cpu-offload: two windows that these buckets use in turn
     int64_t whole_elements, slot_elements, shard_elements;
     bool warming_up;               // zero_warm_up
     Event *slot_read[GRAD_SLOTS];  // the slot's gradients have been quantized
 };
 
-// windows: the optimizer copies reduced gradients to the host at once, so two windows serve all
-// shards.
+// Chooses the stores and reserves their memory. windows: the optimizer copies reduced gradients to
+// the host at once, so the shards of all buckets share two windows.
 void grads_reserve(const Base *base, Grads *grads, bool windows, MemoryPlan *memory_plan);
 void grads_start(const Base *base, Grads *grads);
 void grads_free(const Base *base, Grads *grads);
@@ -64,37 +63,36 @@ static inline GradShard grads_held(const Base *base, const Grads *grads, int b) 
 float *grads_tensor(const Base *base, const Grads *grads, int tensor);
 // Returns true if some buckets are reduced in every micro-batch.
 bool grads_use_slots(const Base *base, const Grads *grads);
-// Bytes of the buffer that buckets use in turn for the gather; 0 if no bucket is gathered.
+// Returns the size of the buffer for `gather`; 0 if no bucket is gathered.
 size_t grads_gather_bytes(const Base *base, const Grads *grads);
 
 // Starts a step.
 void grads_new_step(const Base *base, Grads *grads);
-// Makes compute wait until the bucket's slot may be written. Called before backward of the unit.
+// Makes compute wait until backward may write the bucket's slot.
 void grads_begin(const Base *base, Grads *grads, int unit);
-// Marks the unit's gradients complete. Returns true for the last unit of a bucket; the lanes then
-// wait for compute, and the bucket may be reduced.
+// Marks the unit's gradients as complete. Returns true for the last unit of a bucket. The lanes
+// then wait for compute, and the caller may reduce the bucket.
 bool grads_complete(const Base *base, Grads *grads, int unit);
 // Called when the bucket's reduction has been queued.
 void grads_reduced(const Base *base, Grads *grads, int b);
-// The update has used the bucket's gradients: clears what the next step adds to.
+// Zeros the gradients that the next step adds to. Called when the update has been queued.
 void grads_consumed(const Base *base, Grads *grads, int b);
 
 // --- --error-feedback ----------------------------------------------------------------------------
 
-// The residual of the gradient hop between nodes (sdp4bit/README.md). sdp4bit/tlq_hs.c reads and
-// writes the memory.
+// The residual of the gradient hop between nodes (sdp4bit/README.md), updated by sdp4bit/tlq_hs.c.
 
-// A rank holds the residual of the matrix shards it quantizes for the other nodes: the shards of
-// the ranks on its rail. Together the ranks of a node hold each element once.
+// A rank holds the residual of the matrix shards that it quantizes for the nodes, which are the
+// shards of the ranks on its rail. Together the ranks of a node hold each element once.
 typedef struct Feedback {
     float *memory;   // device: bucket by bucket, (nodes, matrix_per_rank); NULL without error feedback
     int64_t *start;  // (buckets) first element of a bucket
-    Range *ranges;   // (range_count) state_at: in `memory`
+    Range *ranges;   // (range_count) state_at: position in `memory`
     int range_count;
 } Feedback;
 
 void feedback_reserve(const Base *base, Feedback *feedback, MemoryPlan *memory_plan);
-// Sets the residual in `step`, a reduction of bucket b whose grad_format and micro_batch are set.
+// Sets the residual of a reduction of bucket b. step: grad_format and micro_batch must be set.
 // frozen: the reduction must not change the residual.
 void feedback_step(const Base *base, const Feedback *feedback, int b, bool frozen, TlqStep *step);
 static inline bool feedback_on(const Feedback *feedback) { return feedback->start != NULL; }

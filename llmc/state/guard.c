@@ -1,10 +1,10 @@
-// Step statuses as the host sees them: see guard.h.
+// The anomaly guard: see guard.h.
 #include "llmc/state/guard.h"
 
 #include <assert.h>
 #include <math.h>
 
-// Clears the sign of a NaN, which printf would show.
+// Clears the sign of a NaN, so that messages show "nan" instead of "-nan".
 static double shown(float x) { return isnan(x) ? NAN : (double)x; }
 
 static void report_spike(const AnomalyGuard *s, const StepStatus *v, int64_t iteration, const char *what,
@@ -57,7 +57,7 @@ void guard_check(AnomalyGuard *s, const StepStatus *v, int64_t iteration, Log *l
                   "check the data (--max-skipped-in-a-row sets the limit)",
                   (long long)v->spikes.skipped_in_a_row, shown(v->loss), shown(v->grad_norm));
     }
-    // A refused update is reported with the next step's record.
+    // A refused update is reported one step late, with the next step's record.
     bool before = v->fault && fault_origin(v->fault) == FAULT_OF_UPDATE;
     if (err->code) s->ended_at = before ? iteration - 1 : iteration;
 }

@@ -8,8 +8,7 @@ static bool is_on(const Base *base) { return base->config->local_steps > 1; }
 
 // --- memory --------------------------------------------------------------------------------------
 
-// Spreads the buckets' sync slots over H steps in proportion to the elements before them, so that
-// every step sends about the same number of bytes.
+// Spreads the sync slots over H steps, so that all steps send about the same number of bytes.
 static void choose_slots(const Base *base, Outer *l) {
     int64_t before = 0, all = 0;
     for (int b = 0; b < base->layout.buckets; b++) all += bucket_elements(&base->layout.bucket[b]);
@@ -46,8 +45,8 @@ static void reserve_exchange(const Base *base, Outer *l, MemoryPlan *plan) {
                              (void **)&l->lost);
 }
 
-// Host memory for the model weights while the outer weights replace them (outer_use). Not needed by
-// runs that neither evaluate nor generate text.
+// Reserves host memory for the model weights while outer weights replace them (outer_use). Runs
+// that neither evaluate nor generate text need none.
 static void reserve_kept(const Base *base, Outer *l, const Weights *weights, MemoryPlan *plan) {
     const Config *c = base->config;
     int64_t all = 0, elements;
@@ -130,14 +129,15 @@ static OuterStep outer_step(const Base *base, Outer *l, int b) {
 
 static bool is_last(const Base *base, int64_t step) { return step == base->config->train_iters; }
 
-// Makes `last` wait for the exchange of bucket b, and records the first fault of its checks.
+// Makes `last` wait for the exchange of bucket b and record its first fault.
 static void await_exchange(const Base *base, const Outer *l, int b) {
     stream_wait(base->lanes->last, l->bucket[b].exchanged);
     if (l->fault) kernel_mark_fault(base->lanes->last, base->checks->fault, l->fault + b, l->lost);
 }
 
-// Computes the pseudo-gradient on `last`, after AdamW; the rest overlaps. In the run's last step an
-// earlier exchange of the same bucket may still be outstanding; its result is superseded.
+// Starts the exchange of bucket b. The pseudo-gradient is computed on `last`, after AdamW;
+// everything else overlaps with later work. In the last step of a run, an earlier exchange of the
+// same bucket may be pending; the new one supersedes it.
 static void exchange(const Base *base, Outer *l, const Optimizer *optimizer, int b) {
     const Config *c = base->config;
     Stream *last = base->lanes->last;
@@ -152,7 +152,8 @@ static void exchange(const Base *base, Outer *l, const Optimizer *optimizer, int
     kernel_pseudo_gradient(last, gradient, l->outer + at, optimizer->master + at, n);
     event_record(l->taken, last);
     stream_wait(l->stream, l->taken);
-    if (!l->lost || !*l->lost) outer_exchange(&step, b, gradient);  // a lost group may still use the buffers
+    // After a loss, pending exchanges may still use the buffers, so no new one is started.
+    if (!l->lost || !*l->lost) outer_exchange(&step, b, gradient);
     base->checks->exchange = l->checks.exchange;
     kernel_outer_step(l->stream, l->outer + at, l->momentum + at, gradient, rate, momentum, n, l->lost);
     event_record(l->slot_free[slot], l->stream);
@@ -201,7 +202,7 @@ void outer_finish(const Base *base, Outer *l, const Optimizer *optimizer) {
 
 void outer_hash(const Base *base, const Outer *l, uint64_t *hash) {
     assert(is_on(base) && l->finished_since);
-    // kernel_replica_hash reads floatX: an fp32 value counts as two.
+    // kernel_replica_hash reads floatX, so an fp32 value counts as two.
     int64_t n = base->layout.shard_elements * (int64_t)(sizeof(float) / sizeof(floatX));
     kernel_replica_hash(base->compute, hash, (const floatX *)(const void *)l->outer, 0, n);
     kernel_replica_hash(base->compute, hash, (const floatX *)(const void *)l->momentum, n, n);
@@ -224,8 +225,8 @@ void outer_resume_group(const Base *base, Outer *l, int64_t step, int64_t applie
     }
 }
 
-// All-gathers n weights of each rank of the replica group to `all`, in parts that fit in the gather
-// buffer, which the ranks of the node may map.
+// All-gathers n weights of each rank of the replica group to `all`. Sends parts that fit into the
+// gather buffer, because the ranks of the node may map that buffer.
 static void gather_shards(const Base *base, Weights *weights, const floatX *own, floatX *all, int64_t n) {
     const Group *node = &base->mesh->node;
     const Lanes *lanes = base->lanes;

@@ -1,6 +1,7 @@
-// AdamW's state and update: see optimizer.h.
+// Stores of the optimizer state: see optimizer.h.
 #include "llmc/state/optimizer.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,6 +23,7 @@ static void free_on_device(const Base *base, Optimizer *o) { free(o->landed); }
 
 static BucketState state_on_device(const Base *base, const Optimizer *o, int b, GradShard grads,
                                    WeightShard weights) {
+    assert(b >= 0 && b < base->layout.buckets);
     int64_t at = base_state_start(base, b);
     BucketState state = {grads, weights, o->master + at, o->exp_avg + at, o->exp_avg_sq + at, weights.matrix};
     return state;
@@ -29,6 +31,7 @@ static BucketState state_on_device(const Base *base, const Optimizer *o, int b, 
 
 static void widen_on_device(const Base *base, const Optimizer *o, float *master, const floatX *weights,
                             int64_t n) {
+    assert(n >= 0);
     kernel_widen(base->compute, master, weights, n);
 }
 
@@ -101,6 +104,7 @@ static void reserve_on_host(const Base *base, Optimizer *o, MemoryPlan *memory_p
 }
 
 static void start_on_host(const Base *base, Optimizer *o) {
+    assert(base->device && !o->host.stream);
     QwdHost *host = &o->host;
     Peers world = {base->mesh->world.mpi, 60.0 * base->config->distributed_timeout_minutes,
                    device_site(base->device)};
@@ -139,6 +143,7 @@ static GradShard host_grads(const Base *base, const Optimizer *o, int b) {
 }
 
 static void before_reduction(const Base *base, Optimizer *o, int b, GradShard own, bool slots, bool add) {
+    assert(b >= 0 && b < base->layout.buckets);
     const Bucket *bucket = &base->state->bucket[b];
     GradShard host = host_grads(base, o, b);
     Event *window_free = o->window_free[b % GRAD_SLOTS];
@@ -154,6 +159,7 @@ static void before_reduction(const Base *base, Optimizer *o, int b, GradShard ow
 
 static void after_reduction(const Base *base, Optimizer *o, int b, GradShard own, bool slots,
                             const floatX *weights, bool last) {
+    assert(b >= 0 && b < base->layout.buckets);
     Stream *stream = o->host.stream;
     const Bucket *bucket = &base->state->bucket[b];
     GradShard host = host_grads(base, o, b);
@@ -168,6 +174,7 @@ static void after_reduction(const Base *base, Optimizer *o, int b, GradShard own
 }
 
 static void status_known(const Base *base, Optimizer *o) {
+    assert(o->host.stream && o->host.control);
     event_record(o->status, base->lanes->last);
     stream_wait(o->host.stream, o->status);
     copy_to_pinned(o->host.stream, o->host.control, base->control, sizeof(StepStatus));
@@ -175,6 +182,7 @@ static void status_known(const Base *base, Optimizer *o) {
 
 static BucketState state_on_host(const Base *base, const Optimizer *o, int b, GradShard grads,
                                  WeightShard weights) {
+    assert(b >= 0 && b < base->layout.buckets);
     int64_t at = base_state_start(base, b);
     BucketState state = {host_grads(base, o, b), {o->weights ? o->weights + at : NULL, NULL},
                          o->master + at,         o->exp_avg + at,
@@ -183,6 +191,7 @@ static BucketState state_on_host(const Base *base, const Optimizer *o, int b, Gr
 }
 
 static void updated_on_host(const Base *base, Optimizer *o) {
+    assert(o->found && o->host.fault);
     copy_from_pinned(base->lanes->last, o->found, o->host.fault, sizeof(uint64_t));
     kernel_mark_fault(base->lanes->last, base->checks->fault, o->found, NULL);
 }
@@ -209,6 +218,7 @@ static void queue_host(const Base *base, const Optimizer *o, Stream *stream, voi
 
 static void widen_on_host(const Base *base, const Optimizer *o, float *master, const floatX *weights,
                           int64_t n) {
+    assert(n >= 0);
     enum { AT_A_TIME = 1 << 20 };
     floatX *buffer = (floatX *)xmalloc(AT_A_TIME * sizeof(floatX), "the first master weights");
     for (int64_t at = 0; at < n; at += AT_A_TIME) {
@@ -230,7 +240,7 @@ static void write_host(const Optimizer *o, Stream *stream, void *state, const vo
     stream_synchronize(stream);
 }
 
-// Pinned, because AdamW occupies the driver thread that completes pageable copies.
+// Uses page-locked memory, because AdamW occupies the driver thread that completes pageable copies.
 static void copy_status_to_pinned(const Base *base, StepStatus *landed) {
     copy_to_pinned(base->compute, landed, base->control, sizeof *landed);
 }

@@ -1,5 +1,5 @@
-// Comparison and repair of replicas: see zero.h. Every rank gathers the hashes of all ranks, so
-// all reach the same conclusions without further communication, and rank 0 logs them.
+// Comparison and repair of replicas: see zero.h. Every rank gathers the hashes of all ranks, so all
+// ranks decide the same without further communication. Rank 0 logs the repairs.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,18 +9,18 @@
 #include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 
-enum { PIECE = 1 << 22 };  // elements sent at a time in a repair
+enum { PIECE = 1 << 22 };  // elements that a repair sends at a time
 
-// A rank's part of a tensor. Parts with equal `number` and `offset` are copies of each other.
+// A rank's part of a tensor. Parts with the same number and offset are copies of each other.
 typedef struct Copy {
-    int64_t number, offset;  // number: from 1; 0 past the end of a table
+    int64_t number, offset;  // Tensor.number + 1 and Tensor.offset; number 0 marks an unused row
     int64_t bucket;
-    uint64_t hash;  // keyed by the element's position in the part
+    uint64_t hash;  // replica hash, with positions counted within the part
 } Copy;
 enum { COPY_WORDS = 4 };
 _Static_assert(sizeof(Copy) == COPY_WORDS * sizeof(int64_t), "copies are sent as words");
 
-// Ranks that may hold copies: ranks first + i * stride of the world.
+// Ranks that may hold copies of the same tensors: first + i * stride for i < size.
 typedef struct Holders {
     int first, stride, size;
 } Holders;
@@ -32,14 +32,14 @@ typedef struct Check {
     Peers world;
     Log *log;
     int64_t *repairs;
-    int buckets, tensors;  // maximum over the ranks
-    uint64_t *hash;        // (world, buckets); 0 past a rank's last bucket
+    int buckets, tensors;  // maximum over all ranks
+    uint64_t *hash;        // (world, buckets); 0 for buckets that a rank does not have
     Copy *copy;            // (world, tensors); NULL if no rank holds copies
     Holders *holders;      // (holder_count)
     int holder_count;
-    bool *stale;      // (stages or replica groups, buckets) to be replaced by the master weights
-    floatX *weights;  // (PIECE) on the host
-    float *master;    // (PIECE)
+    bool *stale;      // (stages or replica groups, buckets) buckets to be set to the master weights
+    floatX *weights;  // host (PIECE)
+    float *master;    // host (PIECE)
 } Check;
 
 // --- ranks ---------------------------------------------------------------------------------------
@@ -49,15 +49,15 @@ static int stage_of(const Check *c, int rank) { return rank / stage_ranks(c); }
 static bool *stale_at(const Check *c, int rank, int64_t b) {
     return &c->stale[(int64_t)stage_of(c, rank) * c->buckets + b];
 }
-// Returns the ranks that hold the same weights of bucket b: all data-parallel ranks, a rail if the
-// bucket is sharded inside the node, one rank if it is sharded over all ranks.
+// Returns the ranks that hold the same weights of bucket b: all data-parallel ranks if it is
+// replicated, a rail if it is sharded within nodes, one rank if it is sharded over all ranks.
 static const Group *holders_of(const Check *c, int b) {
     return weights_store(&c->zero->weights, b)->holders(c->mesh);
 }
 // Returns replica i of the weights that `rank` holds of bucket b.
 static int replica(const Check *c, int rank, int b, int i) { return group_peer(holders_of(c, b), rank, i); }
 
-// Tensor-parallel groups, and the two ends of each pipeline.
+// Lists the tensor-parallel groups, and the pairs of ranks at the two ends of a pipeline.
 static void list_holders(Check *c) {
     int T = c->mesh->tp.size, P = c->mesh->pp.size, world = c->mesh->world.size, ends = stage_ranks(c);
     c->holders = (Holders *)xcalloc((size_t)(world + ends), sizeof *c->holders, "replica hashes");
@@ -136,8 +136,8 @@ static uint64_t hash_at(const Check *c, int rank, int b) { return c->hash[(int64
 
 static const Copy *copies_of(const Check *c, int rank) { return &c->copy[(int64_t)rank * c->tensors]; }
 
-// Returns the rank's copy of the tensor in row i of another rank's table, NULL if it has none.
-// Searches from row i, the likely place.
+// Returns the rank's copy of the tensor `wanted`, which is row i of another rank's table; NULL if
+// it has none. Searches from row i, where it most likely is.
 static const Copy *copy_of(const Check *c, int rank, const Copy *wanted, int i) {
     const Copy *table = copies_of(c, rank);
     for (int k = 0; wanted->number && k < c->tensors; k++) {
@@ -160,7 +160,7 @@ static bool equal_everywhere(const Check *c, int rank, int b) {
     return ranks_like(c, rank, b) == holders_of(c, b)->size;
 }
 
-// Returns the lowest rank whose version more than half of the replicas hold, or -1.
+// Returns the lowest rank with the weights that more than half of the replicas have, or -1.
 static int majority(const Check *c, int rank, int b) {
     int holders = holders_of(c, b)->size;
     for (int i = 0; i < holders; i++) {
@@ -170,7 +170,7 @@ static int majority(const Check *c, int rank, int b) {
     return -1;
 }
 
-// Returns true if a holder has a different version of row i of the first holder's table.
+// Returns true if a holder's copy of the tensor in row i of the first holder's table differs.
 static bool copies_differ(const Check *c, const Holders *h, int i) {
     const Copy *first = &copies_of(c, h->first)[i];
     for (int m = 1; m < h->size; m++) {
@@ -194,7 +194,7 @@ static void broadcast(const Check *c, const Group *group, int64_t n, int root) {
     peers_broadcast(peers, c->weights, (size_t)n * sizeof(floatX), root);
 }
 
-// Copies the weights of world rank `root` to every replica in this rank's group that differs.
+// Copies the weights of world rank `root` to the replicas in this rank's group that differ from it.
 static void copy_from(Check *c, int b, int root) {
     Zero *zero = c->zero;
     const Group *group = holders_of(c, b);
@@ -213,8 +213,8 @@ static void copy_from(Check *c, int b, int root) {
     }
 }
 
-// Sets the n weights of a shard to the owner's rounded master weights at `state`. weights: NULL on
-// ranks that don't hold the shard.
+// Sets n weights of a shard to the owner's master weights, rounded. state: index of the first one
+// in the owner's optimizer state. weights: NULL on ranks that do not hold the shard.
 static void round_master(const Check *c, int owner, floatX *weights, int64_t state, int64_t n) {
     Zero *zero = c->zero;
     for (int64_t at = 0; at < n; at += PIECE) {
@@ -244,7 +244,7 @@ static void refresh(Check *c, int b) {
 
 // --- reports -------------------------------------------------------------------------------------
 
-// "2, 5", truncated if too long.
+// A list of ranks for messages, "2, 5"; truncated if too long.
 typedef struct RankList {
     char text[256];
     size_t used;
@@ -255,7 +255,7 @@ static void list_rank(RankList *list, int rank) {
                                    list->used ? ", " : "", rank);
 }
 
-// Returns the replicas that differ from root, or all if there is no majority (root -1).
+// Lists the replicas that differ from root, or all replicas if there is no majority (root = -1).
 static RankList list_replicas(const Check *c, int rank, int b, int root) {
     RankList list = {"", 0};
     for (int i = 0; i < holders_of(c, b)->size; i++) {
@@ -274,7 +274,8 @@ static RankList list_copies(const Check *c, const Holders *h, int i) {
     return list;
 }
 
-// "3 (layers 4 to 5)"; with a pipeline "3 of stage 1", because rank 0 does not know its layers.
+// Writes "3 (layers 4 to 5)", or with a pipeline "3 of stage 1", because rank 0 does not know the
+// layers of other stages.
 static void describe_bucket(const Check *c, int rank, int b, char *text, size_t bytes) {
     const Bucket *bucket = &c->zero->base.layout.bucket[b];
     if (c->mesh->pp.size > 1) snprintf(text, bytes, "%d of stage %d", b, stage_of(c, rank));
@@ -319,8 +320,8 @@ static void report_replicas(const Check *c, int rank, int b, int root) {
     report_json(c, rank, b, &ranks, NULL, root);
 }
 
-// Returns the tensor name in row i of the rank's table, which not every rank has. Collective over
-// world.
+// Broadcasts the name of the tensor in row i of the rank's table, because other ranks may not have
+// the tensor. Collective over world.
 static void name_of(const Check *c, int rank, int i, char name[96]) {
     if (c->mesh->world.rank == rank) memcpy(name, c->zero->base.tensors[i].name, 96);
     peers_broadcast(c->world, name, 96, rank);
@@ -340,8 +341,8 @@ static void report_copies(const Check *c, const Holders *h, int i) {
 
 // --- the check -----------------------------------------------------------------------------------
 
-// Compares the replicas of every group, and copies a majority's version at once. Returns true if
-// any replica differs.
+// Compares the replicas of all buckets. Repairs a bucket at once if there is a majority, else marks
+// it as stale. Returns true if any replica differs.
 static bool repair_replicas(Check *c) {
     bool any = false;
     for (int rank = 0; rank < c->mesh->world.size; rank++) {
@@ -378,9 +379,9 @@ static void mark(const Check *c, const Holders *h, int i) {
     }
 }
 
-// Marks the buckets of copies that differ as stale, and the buckets of all copies of a stale
-// bucket's tensors, because a repair from the master weights may also change correct weights.
-// Returns true if any copies differ.
+// Marks the buckets of copies that differ as stale. If a bucket is stale, also marks the buckets
+// that hold copies of its tensors, because a repair from the master weights may change correct
+// weights too. Returns true if any copies differ.
 static bool mark_copies(Check *c) {
     bool any = false;
     for (const Holders *h = c->holders; h < c->holders + c->holder_count; h++) {
@@ -439,8 +440,8 @@ static bool verify(Check *c, Error *err) {
     return replicas_agree(c, err) && copies_agree(c, err);
 }
 
-// Returns an error unless outer weights and momentum are equal in all replica groups. Differences
-// cannot be repaired, because no group's values are known to be correct.
+// Checks that outer weights and momentum are equal in all replica groups. A difference cannot be
+// repaired, because it is unknown which group is correct.
 static bool outer_agree(Zero *zero, Peers world, Error *err) {
     const Mesh *mesh = zero->base.mesh;
     int ranks = mesh->world.size;

@@ -1,5 +1,5 @@
-// Counters and other small state of a run, saved in checkpoints. Equal on every rank. Filled and
-// restored by resume.c and guard.c.
+// Counters and other small state of a run that checkpoints save. Equal on all ranks. resume.c and
+// guard.c fill and restore it.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -9,17 +9,17 @@ typedef struct RunState {
     int64_t consumed_train_samples, consumed_valid_samples;
     int64_t scheduler_samples;        // position in the learning-rate schedule
     int64_t adam_steps;               // t
-    double beta1_power, beta2_power;  // running products, restored bit-exact
+    double beta1_power, beta2_power;  // beta^t as running products, restored bit-exact
     int64_t skipped_iterations, nan_iterations;
     double flops_so_far;
-    int64_t spikes, spikes_seen, skipped_in_a_row;  // anomaly guard's counters (sdp4bit/step_status.h)
+    int64_t spikes, spikes_seen, skipped_in_a_row;  // see guard.h and sdp4bit/step_status.h
     int64_t repairs;                                // repaired replicas (llmc/state/replicas.c)
-    // --local-steps: outer steps that began up to this iteration are not applied to master weights
-    // after a resume, either because all were applied at the end of --train-iters or because a
-    // replica group was lost (llmc/run/surviving_groups.c). 0: neither happened.
+    // --local-steps: after a resume, outer steps that began up to this iteration are not applied to
+    // the master weights. Either they were all applied at the end of --train-iters, or a replica
+    // group was lost (llmc/run/surviving_groups.c). 0: neither happened.
     int64_t outer_applied_at;
-    // Samples of the training and validation splits as built. They determine the number of epochs
-    // and so the order of the samples. 0: unknown.
+    // Number of samples for which the training and validation splits were built. It determines the
+    // number of epochs and so the order of the samples. 0: unknown.
     int64_t train_split_samples, valid_split_samples;
     double loss_mean, loss_deviation, norm_mean, norm_deviation;
 } RunState;

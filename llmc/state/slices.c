@@ -1,5 +1,4 @@
-// Copies of the training state to the host and back: see the end of zero.h. Called by
-// llmc/checkpoint.
+// Copies of the training state to the host and back, for checkpoints: see the end of zero.h.
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +6,7 @@
 #include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 
-// Returns the address of the elements of a kind in range i, and their size.
+// Returns the address of range i in the state of this kind. *bytes: the size of the range.
 static void *range_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes) {
     int owned;
     const Range *range = &zero_ranges(zero, kind, &owned)[i];
@@ -31,8 +30,7 @@ static void *range_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes
     }
 }
 
-// Returns the store that copies a kind: the optimizer's store for optimizer state, else the
-// device's.
+// Returns the store whose functions copy this kind of state.
 static const OptimizerStore *store_of(const Zero *zero, SliceKind kind) {
     bool optimizer = kind != SLICE_WEIGHT && kind != SLICE_RESIDUAL;
     return optimizer ? zero->optimizer.store : &optimizer_device;
@@ -65,7 +63,7 @@ int zero_held_ranges(const Zero *zero, SliceKind kind) {
     return zero_keeps(zero, kind) ? zero->base.held_count : 0;
 }
 
-// Either the rail or the replica groups have several members, never both.
+// At most one of rail and replica_groups has several members.
 int zero_node(const Zero *zero) { return zero->base.mesh->rail.rank + zero->base.mesh->replica_groups.rank; }
 int zero_nodes(const Zero *zero) { return zero->base.mesh->rail.size * zero->base.mesh->replica_groups.size; }
 
@@ -101,10 +99,10 @@ void *zero_staging(const Zero *zero, uint64_t *bytes) {
     return zero->slices.staging;
 }
 
-// The copies run between the updates of the saved step and of the next step, overlapped with
-// forward, backward and reductions. They have their own stream: on lanes->last the final sums of
-// the reductions would wait for gigabytes of copies. The residual is copied at once, because the
-// next reduction writes it.
+// The copies run between the update of the saved step and the next update, and overlap with
+// forward, backward and reductions. They have their own stream, because on lanes->last the final
+// sums of the reductions would wait for gigabytes of copies. The residual is copied at once,
+// because the next reduction overwrites it.
 void zero_stage(Zero *zero, int range, SliceKind kind, void *pinned) {
     assert(pinned);
     Slices *s = &zero->slices;

@@ -12,8 +12,7 @@
 #include "llmc/base/append.h"
 #include "llmc/ranks/peers.h"
 
-// Pipeline chunks of the exact reduction, which keep its fp32 messages small. They do not affect
-// the sums.
+// Pipeline chunks of the exact reduction; they keep its buffers small and do not affect the sums.
 enum { EXACT_CHUNKS = 8 };
 
 static bool errors_due(const Base *base) {
@@ -34,7 +33,7 @@ bool stats_folder(const Config *config, Error *err) {
                      strerror(errno));
 }
 
-// Returns a format with fp32 on every hop: exact up to the rounding of fp32 sums.
+// Returns the format of the exact reduction: fp32 on every hop.
 static GradFormat exact_wire(void) {
     GradFormat format = {0};
     format.intra_codec = format.inter_codec = format.tail_codec = CODEC_FP32;
@@ -77,10 +76,9 @@ static bool counts_matrix(const Base *base, const Range *range, const Bucket *bu
 
 // --- in the step ---------------------------------------------------------------------------------
 
-// Copies n device values to the host, in the order of lanes->last, and pads them with zeros to
-// `room`.
+// Copies n values to the host after earlier work on lanes->last, zero-padded to `room` values.
 static float *fetch(const Base *base, const float *values, int64_t n, int64_t room) {
-    float *host = (float *)xcalloc((size_t)room + 1, sizeof(float), "figures on quantization");
+    float *host = (float *)xcalloc((size_t)room + 1, sizeof(float), "the quantization statistics");
     copy_to_host(base->lanes->last, host, values, (size_t)n * sizeof(float));
     stream_synchronize(base->lanes->last);
     return host;
@@ -88,15 +86,15 @@ static float *fetch(const Base *base, const float *values, int64_t n, int64_t ro
 
 static float *fetch_master(const Base *base, const Optimizer *optimizer, const Range *range) {
     int64_t n = range->hi - range->lo;
-    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantization");
+    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "the quantization statistics");
     optimizer->store->read(optimizer, base->lanes->last, host, optimizer->master + range->state_at,
                            (size_t)n * sizeof(float));
     return host;
 }
 
 static float *fetch_weights(const Base *base, const floatX *values, int64_t n) {
-    floatX *narrow = (floatX *)xmalloc((size_t)n * sizeof(floatX) + 1, "figures on quantization");
-    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantization");
+    floatX *narrow = (floatX *)xmalloc((size_t)n * sizeof(floatX) + 1, "the quantization statistics");
+    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "the quantization statistics");
     copy_to_host(base->lanes->last, narrow, values, (size_t)n * sizeof(floatX));
     stream_synchronize(base->lanes->last);
     for (int64_t i = 0; i < n; i++) host[i] = floatX_to_float(narrow[i]);
@@ -111,7 +109,7 @@ static Histogram *histogram_of(const Base *base, Stats *stats, int tensor, enum 
     return &stats->histograms[tensor * STATS_KINDS + (int)kind];
 }
 
-// Returns the logical index of the range's first element, which keys the random numbers.
+// Returns the logical offset (layout.h) of the range's first element.
 static int64_t logical_of(const Base *base, const Range *range, const Bucket *bucket) {
     int64_t at = range->arena_at - bucket->arena_start;
     const Segment *segment = base->layout.segments + bucket->first_segment;
@@ -120,10 +118,9 @@ static int64_t logical_of(const Base *base, const Range *range, const Bucket *bu
 }
 
 // Adds the input of the first reduction level (the local gradient times 1/dp) to the histograms,
-// before and after an orthonormal transform: the rotation if the run uses it, else Hadamard, even
-// if the run does not use it. Blocks start at the first element of each range. The last block of a
-// range is padded with zeros, which the histogram after the transform counts. Gradients that are
-// reduced in every micro-batch are counted in every micro-batch.
+// before and after an orthonormal transform. The transform is the rotation if the run uses it, else
+// Hadamard. The last block of a range is padded with zeros, which count in the histogram after the
+// transform. With ZeRO-2 and 3 every micro-batch is added.
 static void gradient_histograms(const Base *base, Stats *stats, const TlqStep *step, int b,
                                 const float *grads) {
     const Bucket *bucket = &base->layout.bucket[b];
@@ -164,7 +161,7 @@ void stats_before_reduction(const Base *base, Stats *stats, const TlqStep *step,
     exact.grad_format = exact_wire();
     exact.error_feedback = false;
     exact.workspace = stats->workspace;
-    float *sums = base->partial_sums + base->partial_start[b];  // the real reduction overwrites them
+    float *sums = base->partial_sums + base->partial_start[b];  // the quantized reduction overwrites them
     Traffic before = stats_traffic(base, stats);
     tlq_reduce_bucket(&exact, b, grads, exact_shard(base, stats, b), sums,
                       sums + bucket->matrix_per_rank / HADAMARD_ORDER, base->lanes);
@@ -173,7 +170,7 @@ void stats_before_reduction(const Base *base, Stats *stats, const TlqStep *step,
     stats->exact_traffic.rail += after.rail - before.rail;
 }
 
-// Adds the squares of reduced - exact and of exact over the first n values of a shard.
+// Adds the squares of (reduced - exact) and of exact for the first n values of a shard.
 static void compare_shard(const Base *base, Stats *stats, const float *window, const float *exact_window,
                           int64_t n) {
     float *reduced = fetch(base, window, n, n), *exact = fetch(base, exact_window, n, n);
@@ -206,7 +203,7 @@ void stats_after_update(const Base *base, Stats *stats, const Optimizer *optimiz
         int64_t n = range->hi - range->lo;
         float *master = fetch_master(base, optimizer, range);
         histogram_add(histogram_of(base, stats, range->tensor, STATS_WEIGHT), master, n);
-        if (base->state->dp > 1) {  // else the update has written the weights already
+        if (base->state->dp > 1) {  // else the update has already overwritten the old weights
             float *replica = fetch_weights(base, weights_of_range(base, weights, range), n);
             for (int64_t j = 0; j < n; j++) replica[j] = master[j] - replica[j];
             histogram_add(histogram_of(base, stats, range->tensor, STATS_DIFFERENCE), replica, n);
@@ -218,8 +215,8 @@ void stats_after_update(const Base *base, Stats *stats, const Optimizer *optimiz
 
 // --- after the step ------------------------------------------------------------------------------
 
-// Adds the squares of replica - master and of bf16(master) - master over the elements that this
-// rank's shard counts.
+// Adds the squares of (replica - master) and of (bf16(master) - master) over this rank's ranges,
+// skipping tensors that another rank counts.
 static void replica_squares(const Base *base, const Optimizer *optimizer, const Weights *weights,
                             double squares[2]) {
     for (int i = 0; i < base->range_count; i++) {
@@ -266,7 +263,7 @@ static void report_errors(const Base *base, Stats *stats, const Optimizer *optim
     log_json(log, &json);
 }
 
-// Writes a line that describes the bins, then a line per tensor and kind with values in this shard.
+// Writes a line that describes the bins, then a line for each nonempty histogram.
 static void write_histograms(const Base *base, const Stats *stats, FILE *out) {
     static const char *const kinds[STATS_KINDS] = {"weight", "difference", "gradient", "gradient_hadamard",
                                                    "gradient_rotation"};
@@ -284,7 +281,7 @@ static void write_histograms(const Base *base, const Stats *stats, FILE *out) {
     }
 }
 
-// Writes a file atomically, by renaming. Replaces a file of an earlier run of the same iteration.
+// Writes a file atomically, by renaming it. Replaces an existing file.
 static bool save_text(const char *folder, const char *path, const char *text, size_t bytes, Error *err) {
     char part[4200];
     Append file = {.fd = -1};
@@ -302,7 +299,7 @@ static void histogram_path(const Base *base, int rank, char *path, size_t bytes)
              (long long)base->step, rank);
 }
 
-// Every rank writes a file, even if its shard has no matrix, because readers count the files.
+// Every rank writes a file, even if its shard has no matrices, because readers count the files.
 static void dump_histograms(const Base *base, const Stats *stats) {
     const char *folder = base->config->dump_distributions;
     char path[4096], *text = NULL;
@@ -312,8 +309,7 @@ static void dump_histograms(const Base *base, const Stats *stats) {
     if (!out) return;
     write_histograms(base, stats, out);
     fclose(out);
-    // A run resumed on fewer ranks removes the files that its former ranks wrote for this
-    // iteration, or readers would include them.
+    // Remove files of an earlier run with more ranks, because readers would include them.
     for (int rank = base->mesh->world.size; base->mesh->world.rank == 0; rank++) {
         histogram_path(base, rank, path, sizeof path);
         if (unlink(path)) break;

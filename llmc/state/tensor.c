@@ -10,8 +10,8 @@
 static const struct {
     const char *name;
     int bytes;      // per element
-    bool per_node;  // every node has its own
-    bool matrices;  // 1-D tensors have none
+    bool per_node;  // every node has different values
+    bool matrices;  // only matrices have this kind
 } KINDS[] = {
     [SLICE_MASTER] = {"master", 4, false, false},
     [SLICE_EXP_AVG] = {"exp_avg", 4, false, false},
@@ -55,7 +55,7 @@ Tensor tensor_part(const Tensor *whole, int rank, int ranks) {
 int64_t tensor_elements(const Tensor *tensor) { return tensor->local[0] * tensor->local[1]; }
 int64_t tensor_whole_elements(const Tensor *tensor) { return tensor->whole[0] * tensor->whole[1]; }
 
-// Number of positions of the rounding bits: each part of a split tensor has its own positions.
+// Number of logical offsets (layout.h) used by one tensor-parallel part of a tensor.
 static int64_t positions_of_part(const Tensor *t) { return round_up64(tensor_elements(t), HADAMARD_ORDER); }
 
 static int64_t positions_of_whole(const Tensor *t) {

@@ -1,11 +1,11 @@
-// The parameter table: one row per tensor, with this rank's part of it. llmc/model/gpt.c fills the
-// table, zero_plan arranges its rows in buckets, and checkpoints look up rows by name.
+// The parameter table: one row per tensor, describing the whole tensor and this rank's part of it.
+// llmc/model/gpt.c fills it, zero_plan assigns tensors to buckets, checkpoints look up names.
 #pragma once
 #include "llmc/base/base.h"
 #include "sdp4bit/layout.h"
 LLMC_BEGIN
 
-// One parameter. A vector has 1 as its second size.
+// A parameter tensor. The second dimension of a vector is 1.
 typedef struct Tensor {
     char name[96];     // as in Megatron-LM: "encoder.layers.3.mlp.dense_h_to_4h.weight"
     int dims;          // 1 or 2
@@ -13,56 +13,56 @@ typedef struct Tensor {
     int64_t local[2];  // shape of this rank's part
     int split;         // dimension split by tensor parallelism; -1: every rank holds the whole tensor
     int64_t offset;    // first index of this rank's part along `split`; 0 if it holds the whole tensor
-    int number;        // row in the whole model's table; keys the random initial weights
-    int64_t logical;   // position of the whole tensor's first element; keys the rounding bits (layout.h)
+    int number;        // row in the table of the whole model; seeds the random initial weights
+    int64_t logical;   // logical offset of the whole tensor's first element, for rounding bits (layout.h)
     int unit;          // 0: embeddings; l + 1: layer l. The final LayerNorm belongs to the last layer
     int chunk;         // model chunk of the pipeline stage that uses it; ANY_CHUNK: more than one
     double std;        // initial N(0, std); 0: zeros; -1: ones
-    bool counted;      // this rank counts the elements in norms and in the number of parameters. True on
+    bool counted;      // the elements count in this rank's norms and number of parameters. True on exactly
                        // one of the ranks that hold the same elements
 } Tensor;
 
-// Chunk of the embeddings, which forward and backward use at both ends.
+// Chunk of the embeddings, which are used at both ends of the model.
 enum { ANY_CHUNK = -1 };
 
-// Kinds of state per parameter element, in memory and in checkpoints. WEIGHT is the bf16 model
-// weight. With quantized weight differences it is independent state, not the rounded master weight.
-// For kinds per node, every node has its own values of the same elements; nodes are numbered as in
-// the mesh's rail.
+// Kinds of state per parameter element, in memory and in checkpoints. SLICE_WEIGHT is the bf16
+// model weight; with quantized weight differences it is state that cannot be computed from the
+// master weights. Kinds marked "per node" differ between nodes, which are numbered as in the mesh's
+// rail.
 typedef enum SliceKind {
     SLICE_MASTER,
     SLICE_EXP_AVG,
     SLICE_EXP_AVG_SQ,
     SLICE_WEIGHT,
-    SLICE_RESIDUAL,      // per node, matrices only: quantization error that error feedback carries over
-    SLICE_LOCAL_MASTER,  // per node: --local-steps, the node's own state between outer steps
+    SLICE_RESIDUAL,      // per node, only matrices: residual of error feedback
+    SLICE_LOCAL_MASTER,  // per node, like the next three: state of a replica group (--local-steps)
     SLICE_LOCAL_EXP_AVG,
     SLICE_LOCAL_EXP_AVG_SQ,
-    SLICE_LOCAL_WEIGHT,    // its model weights
-    SLICE_OUTER_MOMENTUM,  // the outer optimizer's momentum
+    SLICE_LOCAL_WEIGHT,
+    SLICE_OUTER_MOMENTUM,  // momentum of the outer optimizer
     SLICE_KINDS,
-    FIRST_KINDS = SLICE_RESIDUAL  // every run has the kinds before it
+    FIRST_KINDS = SLICE_RESIDUAL  // every run has all kinds before this one
 } SliceKind;
-const char *slice_kind_name(SliceKind kind);  // "master", "exp_avg", ...: in files
-int slice_kind_bytes(SliceKind kind);         // per element: 4, or sizeof(floatX) of weights
+const char *slice_kind_name(SliceKind kind);  // "master", "exp_avg", ...: name in checkpoints
+int slice_kind_bytes(SliceKind kind);         // bytes per element
 bool slice_kind_per_node(SliceKind kind);
-// Returns true if its elements are floatX.
+// Returns true if the elements are floatX.
 bool slice_kind_of_weights(SliceKind kind);
 // Returns true if a tensor of `dims` dimensions has this kind of state.
 bool slice_kind_holds(SliceKind kind, int dims);
 
 // Returns a row for a whole tensor: 1-D if columns is 0, else 2-D.
 Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, int unit, double std);
-// Returns the row of tensor-parallel rank `rank` of `ranks` for a whole tensor. `ranks` must divide
-// the split dimension. Rank 0 counts the elements of rows that are not split.
+// Returns the row of a whole tensor for tensor-parallel rank `rank` of `ranks`. `ranks` must divide
+// the split dimension. Rank 0 counts the elements of tensors that are not split.
 Tensor tensor_part(const Tensor *whole, int rank, int ranks);
-// Sets `number` and `logical` in the rows of a whole model, in order. ranks: the tensor-parallel
-// size. Each part starts at a multiple of 32.
+// Sets `number` and `logical` of all rows of a whole model. ranks: the tensor-parallel size. The
+// logical offset of each part is a multiple of 32.
 void tensors_number(Tensor *tensors, int count, int ranks);
-// Elements of this rank's part, and of the whole tensor.
+// Return the number of elements of this rank's part, and of the whole tensor.
 int64_t tensor_elements(const Tensor *tensor);
 int64_t tensor_whole_elements(const Tensor *tensor);
-// Converts the rows for sdp4bit/layout.h: (count), to be freed with free().
+// Returns the input of layout_build: (count) rows, to be freed by the caller.
 LayoutTensor *tensors_for_plan(const Tensor *tensors, int count);
 
 LLMC_END

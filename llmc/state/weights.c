@@ -15,7 +15,7 @@ static WeightFormat gather_format(const Base *base, const Weights *weights) {
     return weights->messages_valid ? base->weight_format : plain_weight_format();
 }
 
-// Lays out `shards` shards of every gathered bucket. used: reserves the memory too.
+// Places `shards` shards of every gathered bucket. used: also reserves the memory.
 static void reserve_parts(const Base *base, WeightParts *parts, int shards, bool used, const char *purpose,
                           MemoryPlan *plan) {
     enum { ALIGNMENT = 128 };  // elements: 256 bytes, the alignment of device memory
@@ -42,7 +42,7 @@ static void reserve_slots(const Base *base, Weights *weights, MemoryPlan *plan) 
     }
 }
 
-// The world store: the gather buffer, this rank's own payloads, the secondary partition.
+// Reserves memory of the world store: gather buffer, this rank's payloads, secondary partition.
 static void reserve_world(const Base *base, Weights *weights, MemoryPlan *plan) {
     int64_t kept = 0, largest = 0;
     WeightFormat plain = gather_format(base, weights);
@@ -155,7 +155,7 @@ static floatX *kept_parts(const Base *base, const Weights *weights, int b, int64
     return weights->kept.memory + weights->kept.start[b];
 }
 
-// Shard i of bucket b in a rank's parts.
+// Returns shard i of bucket b.
 static WeightShard part(const Base *base, const WeightParts *parts, int b, int i) {
     const Bucket *bucket = &base->layout.bucket[b];
     floatX *memory = parts->memory + parts->start[b];
@@ -164,8 +164,7 @@ static WeightShard part(const Base *base, const WeightParts *parts, int b, int i
     return shard;
 }
 
-// Lists the rows of a gather inside the node, and returns their number. parts: the shards that this
-// rank contributes.
+// Lists the rows of a gather inside the node. parts: this rank's shards. Returns their number.
 static int list_rows(const Base *base, Weights *weights, const WeightParts *parts, int b) {
     const Bucket *bucket = &base->layout.bucket[b];
     int rows = 0;
@@ -250,7 +249,7 @@ static void write_message(const Base *base, const Weights *weights, int b, const
     copy_on_device(weights->stream, own + at.tail, kept.tail, (size_t)bucket->tail_per_rank * sizeof(floatX));
 }
 
-// Copies this rank's shards of the node's replica out of the slot.
+// Copies this rank's part of the secondary partition out of the gathered bucket.
 static void fill_secondary(const Base *base, Weights *weights, int b) {
     const Group *node = &base->mesh->node;
     int rows = list_rows(base, weights, &weights->secondary, b);
@@ -262,7 +261,7 @@ static void fill_secondary(const Base *base, Weights *weights, int b) {
     weights->bucket[b].filled = true;
 }
 
-// Gathers from all ranks in two hops as in qwd.c, but on one stream.
+// Gathers from all ranks in two hops, like qwd.c but on one stream.
 static void gather_world(const Base *base, Weights *weights, int b, bool backward) {
     WireChecks *checks = base->checks;
     Stream *stream = weights->stream;
@@ -370,8 +369,8 @@ void weights_keep_tensor(const Base *base, Weights *weights, int tensor) {
 
 // --- waiting for a layer's weights ---------------------------------------------------------------
 
-// Starts the gather of bucket b into its slot, after earlier layers have used the slot and after
-// the bucket's latest update.
+// Starts the gather of bucket b into its slot. It waits until earlier layers have used the slot and
+// the bucket's latest update is complete.
 static void start_gather(const Base *base, Weights *weights, int b, bool backward) {
     timer_start(base->timers, TIMER_EXPOSED_WEIGHTS, base->compute);
     event_record(weights->used, base->compute);
@@ -386,7 +385,7 @@ static void start_gather(const Base *base, Weights *weights, int b, bool backwar
     timer_stop(base->timers, TIMER_EXPOSED_WEIGHTS, base->compute);
 }
 
-// Makes compute wait for an event and counts the wait as exposed communication.
+// Makes compute wait for an event. The wait counts as exposed communication.
 static void wait_for(const Base *base, Event *event, bool *outstanding) {
     if (!*outstanding) return;
     timer_start(base->timers, TIMER_EXPOSED_WEIGHTS, base->compute);
@@ -411,7 +410,7 @@ void weights_wait(const Base *base, Weights *weights, int unit, int next, bool b
     if (ahead % 2 != slot || !gathers) start_gather(base, weights, ahead, backward);
 }
 
-// Updates are applied in bucket order on one stream, so the last event covers the earlier ones.
+// Updates are applied in bucket order on one stream, so waiting for the last bucket is enough.
 void weights_wait_all(const Base *base, Weights *weights) {
     for (int b = base->layout.buckets - 1; b >= 0; b--) {
         if (!weights->bucket[b].pending) continue;

@@ -1,16 +1,16 @@
-// The bf16 model weights of a rank, and the gather of a layer's weights.
+// The bf16 model weights of a rank, and the all-gather of a layer's weights.
 //
 // The store is chosen when the run is planned:
-//   replicated  every rank holds the whole bucket between steps (ZeRO-1 and 2; always bucket 0, the
-//               embeddings, which forward and backward use at both ends)
-//   node        the weights are sharded inside a node (--shard-params-over node): a rank holds the
-//               shards of the ranks on its rail
-//   world       the weights are sharded over all data-parallel ranks: a rank holds its own shard.
-//               The gather sends the payloads of the latest update, between nodes first, then
-//               inside the node, so forward sees the same weights as with the replicated store.
-//               Initial or loaded weights are sent unquantized. With --secondary-partition a node
-//               keeps the weights gathered in forward, and backward gathers them inside the node.
-// Gathered buckets alternate between two slots: the next layer's bucket is prefetched.
+//   replicated  Every rank holds whole buckets (ZeRO-1 and 2). Always used for bucket 0, the
+//               embeddings, which are needed at both ends of a pass.
+//   node        Weights are sharded within a node (--shard-params-over node): a rank holds the
+//               shards of the ranks on its rail.
+//   world       Weights are sharded over all data-parallel ranks: a rank holds its own shard. The
+//               gather sends the payloads of the latest update, between nodes first, then inside
+//               the node, so passes see the same weights as with the replicated store. Initial or
+//               loaded weights are sent unquantized. With --secondary-partition a node keeps the
+//               weights gathered by the forward pass, so backward gathers inside the node.
+// Gathered buckets alternate between two slots, so that the next layer's bucket can be prefetched.
 //
 // Called by the files of llmc/state.
 #pragma once
@@ -25,27 +25,26 @@ typedef struct Weights Weights;
 
 typedef struct WeightStore {
     bool gathers;  // the bucket must be gathered before use
-    // The whole bucket (matrix_elements + tail_elements), valid after weights_wait.
+    // Returns the whole bucket (matrix_elements + tail_elements), valid after weights_wait.
     floatX *(*full)(const Base *base, const Weights *weights, int b);
-    // The weights that this rank holds between steps, and their number.
+    // Returns the weights that this rank holds between steps. *elements: their number.
     floatX *(*kept)(const Base *base, const Weights *weights, int b, int64_t *elements);
-    // Shard `owner` (of Base.state) in these weights; NULL pointers if this rank doesn't hold it.
+    // Returns shard `owner` (of Base.state) of these weights; NULL pointers if not held here.
     WeightShard (*shard)(const Base *base, const Weights *weights, int b, int owner);
-    // The data-parallel rank that owns shard i of these weights.
+    // Returns the data-parallel rank that owns shard i of these weights.
     int (*owner)(const Base *base, int i);
     // Gathers the bucket into its slot, on weights->stream.
     void (*gather)(const Base *base, Weights *weights, int b, bool backward);
-    // Buffer of an update's all-gather.
+    // Returns the buffer for the all-gather of an update.
     GatherBuffer (*buffer)(const Base *base, const Weights *weights, int b);
-    // Ranks with equal copies of this rank's weights.
+    // Returns the ranks that hold the same weights as this rank.
     const Group *(*holders)(const Mesh *mesh);
-    // Ranks that together hold a replica.
+    // Returns the ranks that together hold all weights.
     const Group *(*sharers)(const Mesh *mesh);
 } WeightStore;
 extern const WeightStore weights_replicated, weights_node, weights_world;
 
-// Shards of several ranks, bucket by bucket: (shards) of matrix_per_rank, then (shards) of
-// tail_per_rank.
+// Shards of several ranks; per bucket (shards, matrix_per_rank), then (shards, tail_per_rank).
 typedef struct WeightParts {
     int shards;
     floatX *memory;  // NULL if unused
@@ -55,20 +54,20 @@ typedef struct WeightParts {
 typedef struct WeightBucket {
     Event *done;            // the latest update's weights have been written
     bool pending;           // compute has not waited for `done` yet
-    int64_t message_start;  // the world store: first byte in `message`
+    int64_t message_start;  // world store: offset of the bucket's payload in `message`
     bool filled;            // the secondary partition is valid
 } WeightBucket;
 
 struct Weights {
     WeightBucket *bucket;             // (buckets)
     const WeightStore *layers;        // store of all buckets except bucket 0
-    floatX *arena;                    // (layout.arena_elements), or only bucket 0: replicated buckets
-    uint8_t *gather[LANE_SLOTS];      // buffers of the update's all-gather; buckets use them in turn
-    size_t gather_bytes[LANE_SLOTS];  // the first one ends with the payload lengths of lossless weights
+    floatX *arena;                    // replicated buckets: (layout.arena_elements), or only bucket 0
+    uint8_t *gather[LANE_SLOTS];      // buffers of the update's all-gather; buckets alternate
+    size_t gather_bytes[LANE_SLOTS];  // gather[0] ends with the payload lengths of lossless weights
     // stores that gather
-    WeightParts kept;               // between steps
+    WeightParts kept;               // shards that this rank holds between steps
     floatX *slot[WEIGHT_SLOTS];     // bucket b is gathered into slot b % 2
-    int held[WEIGHT_SLOTS];         // current bucket in the slot, gathered or being gathered; -1: none
+    int held[WEIGHT_SLOTS];         // bucket that is, or is being, gathered into the slot; -1: none
     bool coming[WEIGHT_SLOTS];      // compute has not waited for `gathered` yet
     Stream *stream;                 // stream of the gathers
     Event *gathered[WEIGHT_SLOTS];  // the slot is filled
@@ -77,8 +76,8 @@ struct Weights {
     // the world store
     uint8_t *buffer;        // (dp) payloads of the gather in progress
     StepStatus *always;     // device (1): the status of a step that was applied
-    uint8_t *message;       // this rank's payloads of the latest update; NULL: plain weights are sent
-    bool messages_valid;    // an update has written them since the weights were last set
+    uint8_t *message;       // this rank's payloads of the latest update; NULL: gathers send plain weights
+    bool messages_valid;    // an update has written `message` since the weights were last replaced
     WeightParts secondary;  // --secondary-partition
 };
 
@@ -86,7 +85,7 @@ struct Weights {
 static inline const WeightStore *weights_store(const Weights *weights, int64_t b) {
     return b == 0 ? &weights_replicated : weights->layers;
 }
-// Chooses the stores and reserves their memory. Before weights_start.
+// Chooses the stores and reserves their memory.
 void weights_reserve(const Base *base, Weights *weights, MemoryPlan *memory_plan);
 void weights_start(const Base *base, Weights *weights);
 void weights_free(const Base *base, Weights *weights);
@@ -103,34 +102,32 @@ static inline WeightShard weights_shard(const Base *base, const Weights *weights
 static inline GatherBuffer weights_buffer(const Base *base, const Weights *weights, int b) {
     return weights_store(weights, b)->buffer(base, weights, b);
 }
-// This rank's shard of the bucket.
+// Returns this rank's shard of the bucket.
 WeightShard weights_own(const Base *base, const Weights *weights, int b);
-// First weight of a range of this rank's shard.
+// Returns the first weight of a range of this rank's shard.
 floatX *weights_of_range(const Base *base, const Weights *weights, const Range *range);
-// Returns the tensor's elements in the i-th shard that this rank holds (i < weights->kept.shards),
-// or NULL if there are none. *first, *count: their range in this rank's part of the tensor. A
-// replicated tensor is one range, with i = 0.
+// Returns the elements of a tensor in the i-th shard that this rank holds (i <
+// weights->kept.shards), or NULL if there are none. *first, *count: the range of these elements
+// within the tensor. For a replicated tensor, i = 0 returns all elements.
 floatX *weights_of_tensor(const Base *base, const Weights *weights, int tensor, int i, int64_t *first,
                           int64_t *count);
 floatX *weights_tensor(const Base *base, const Weights *weights, int tensor);
-// Copies this rank's part out of weights_tensor, where the whole tensor has been written. On
-// compute.
+// Copies this rank's shards out of weights_tensor, where the caller has written the whole tensor.
 void weights_keep_tensor(const Base *base, Weights *weights, int tensor);
 
-// Makes compute wait for the bucket of `unit`, gathering it first if needed. next: the following
-// unit, whose bucket is prefetched; -1: none. Idempotent. Collective over mesh->shards and
+// Makes compute wait for the bucket of `unit`, which is gathered first if needed. next: the unit
+// needed next, whose bucket is prefetched; -1: none. Idempotent. Collective over mesh->shards and
 // mesh->shard_rail.
 void weights_wait(const Base *base, Weights *weights, int unit, int next, bool backward);
 // Waits for the latest update of every bucket. Gathers nothing.
 void weights_wait_all(const Base *base, Weights *weights);
 // Called when the update of bucket b has been queued on `stream`.
 void weights_updated(Weights *weights, int b, Stream *stream);
-// Discards gathered copies. Called before the kept weights change.
+// Discards gathered weights. Called before the weights that this rank holds change.
 void weights_invalidate(const Base *base, Weights *weights);
-// Also discards the latest update's payloads. Called when the kept weights are initialized, loaded
-// or repaired.
+// Also discards the latest payloads. Called when weights are initialized, loaded or repaired.
 void weights_replaced(const Base *base, Weights *weights);
-// Makes lanes->last wait for the checks of the gathers.
+// Makes lanes->last wait until the checksums of all gathers have been verified.
 void weights_checked(const Base *base, Weights *weights);
 
 LLMC_END

@@ -1,6 +1,6 @@
-// Runs a step of the training state (see zero.h) by calling the parts in order: reduce the
-// gradients of a bucket when they are complete, compute the step status, run AdamW, all-gather the
-// weights. README.md in this directory lists streams and events, and when each buffer may be used.
+// Runs a training step (see zero.h) by calling the parts in order: reduce the gradients of each
+// bucket when they are complete, compute the step status, run AdamW, all-gather the weights.
+// README.md in this directory lists the streams and events, and who may use each buffer when.
 #include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 
@@ -77,8 +77,7 @@ static void count_zeros(Zero *zero, int b) {
     }
 }
 
-// Reduces bucket b. last: the step's last reduction, after which the shard holds the step's
-// gradient.
+// Reduces bucket b. last: the last reduction of the step, which completes its gradient.
 static void reduce_bucket(Zero *zero, int b, bool last) {
     const Base *base = &zero->base;
     Grads *grads = &zero->grads;
@@ -110,8 +109,8 @@ void zero_reduce_unit(Zero *zero, int unit, bool last) {
     assert(unit >= 0 && unit < base->layout.units);
     int b = base->layout.unit_bucket[unit];
     if (!grads_complete(base, &zero->grads, unit)) return;
-    // The timer's span begins when the bucket is ready or the previous one ends. Spans of one
-    // stream do not overlap, so no time is counted twice.
+    // Starts when the bucket is ready, or when the previous bucket's reduction ends. Intervals on
+    // one stream do not overlap, so no time is counted twice.
     timer_start(base->timers, TIMER_ALL_GRADS_SYNC, base->lanes->last);
     reduce_bucket(zero, b, last);
     timer_stop(base->timers, TIMER_ALL_GRADS_SYNC, base->lanes->last);
@@ -133,7 +132,7 @@ void zero_step_begins(Zero *zero, int64_t iteration) {
     grads_new_step(&zero->base, &zero->grads);
     if (zero->base.config->log_num_zeros_in_grad)
         set_zero(zero->base.lanes->last, zero->zeros, sizeof(int64_t));
-    // Discards weights gathered by an evaluation, so that every step issues the same gathers.
+    // Discard weights that an evaluation has gathered, so that every step issues the same gathers.
     weights_invalidate(&zero->base, &zero->weights);
     set_zero(zero->base.compute, zero->loss_sum, sizeof(float));  // compute has waited for the status
     zero_set_factors(zero, 1.0, 1.0);
@@ -144,8 +143,8 @@ void zero_set_factors(Zero *zero, double loss, double gradient) {
     zero->gradient_factor = gradient;
 }
 
-// Computes the step status. Every rank of the replica group adds the same records in the same
-// order, so the status is equal on all of them.
+// Computes the step status. All ranks of the replica group add the same records in the same order,
+// so they get the same status.
 static void compute_norm_and_status(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     const Base *base = &zero->base;
     const Config *config = base->config;
@@ -193,7 +192,7 @@ static QwdStep qwd_step(Zero *zero, double weight_decay) {
     return step;
 }
 
-// AdamW on this rank's shard of bucket b.
+// Runs AdamW on this rank's shard of bucket b.
 static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     const Base *base = &zero->base;
     Stream *last = base->lanes->last;
@@ -216,8 +215,8 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     floatX *weights = weights_kept(base, &zero->weights, b, &elements);
     GatherBuffer buffer = weights_buffer(base, &zero->weights, b);
     timer_start(base->timers, TIMER_EXPOSED_WEIGHTS, base->compute);
-    // Only for the timer, whose span should begin when the shard is ready. The events of the hops
-    // order the data.
+    // Only for the timer, which should start when the shard is ready; the hops have their own
+    // events.
     lanes_after(base->lanes, middle, base->lanes->last);
     timer_start(base->timers, TIMER_PARAMS_ALL_GATHER, middle);
     qwd_gather_bucket(step, b, &buffer, base->lanes);
@@ -231,8 +230,8 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     outer_sync(base, &zero->outer, &zero->optimizer, b);
 }
 
-// Makes compute wait for the step status, which counts as exposed communication of the gradients,
-// and copies it to the host. On compute, so that `last` can start AdamW.
+// Makes compute wait for the step status and copy it to the host. The wait counts as exposed
+// communication of gradients. The copy is on compute, so that it does not delay AdamW on `last`.
 static void send_status(Zero *zero, int slot) {
     const Base *base = &zero->base;
     timer_start(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
@@ -242,7 +241,7 @@ static void send_status(Zero *zero, int slot) {
     event_record(zero->landing[slot], base->compute);
 }
 
-// Computes the step status on `last`, after compute's work of the step.
+// Computes the step status on `last`, after all work of the step on compute.
 static void compute_status(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     const Base *base = &zero->base;
     Stream *last = base->lanes->last;
@@ -255,7 +254,7 @@ static void compute_status(Zero *zero, double lr_if_applied, double lr_if_skippe
     send_status(zero, (int)(base->step % 2));
 }
 
-// Makes the update wait for the copies of an asynchronous save, which read the same memory.
+// Makes the update wait for the copies of an asynchronous save, because they read the same memory.
 static void wait_for_copies(Zero *zero) {
     Slices *s = &zero->slices;
     Stream *last = zero->base.lanes->last;
@@ -275,7 +274,7 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     wait_for_copies(zero);
     if (zero->optimizer.store->status_known) zero->optimizer.store->status_known(base, &zero->optimizer);
     QwdStep step = qwd_step(zero, weight_decay);
-    // In forward order: the next forward needs the weights of the first layers first.
+    // In forward order, because the next forward pass needs the weights of the first layers first.
     for (int b = 0; b < buckets; b++) {
         outer_apply(base, &zero->outer, &zero->optimizer, b, base->step - 1);
         update_bucket(zero, &step, b);
@@ -285,8 +284,8 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     qwd_agree_lengths(&step, base->lanes);
     for (int b = 0; step.lossless && b < buckets; b++) gather_bucket(zero, &step, b);
     if (zero->optimizer.store->updated) zero->optimizer.store->updated(base, &zero->optimizer);
-    // Later work on `last` must see the new weights. This costs no time: the next work on `last` is
-    // the end of the next step's first reduction.
+    // Later work on `last` must see the new weights. Waiting costs no time, because the next work
+    // on `last` is the end of the next step's first reduction.
     if (base->lanes->apart) stream_wait(last, weights->bucket[buckets - 1].done);
     timer_stop(base->timers, TIMER_OPTIMIZER, last);
     if (weights->message && !weights->messages_valid)
@@ -376,7 +375,7 @@ bool zero_sound(Zero *zero, Peers world, Error *err) {
     StepStatus found;
     int ranks = zero->base.mesh->world.size;
     StepRecord own = {0};
-    StepRecord *records = (StepRecord *)xcalloc((size_t)ranks, sizeof *records, "the ranks' findings");
+    StepRecord *records = (StepRecord *)xcalloc((size_t)ranks, sizeof *records, "the faults of all ranks");
     weights_checked(&zero->base, &zero->weights);
     outer_finish(&zero->base, &zero->outer, &zero->optimizer);
     copy_to_host(zero->base.lanes->last, &own.fault, zero->wire_checks.fault, sizeof(uint64_t));

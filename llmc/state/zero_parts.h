@@ -1,5 +1,5 @@
-// The struct of the training state: a Base and the parts. Included by zero.c, zero_plan.c,
-// slices.c, replicas.c and tests; all other files use zero.h.
+// struct Zero, the training state: a Base and the parts. Included by zero.c, zero_plan.c, slices.c,
+// replicas.c and tests; other files use zero.h.
 #pragma once
 #include "llmc/state/grads.h"
 #include "llmc/state/local_steps.h"
@@ -10,22 +10,22 @@
 #include "sdp4bit/tlq_hs.h"
 LLMC_BEGIN
 
-// A copy to page-locked memory that has been requested.
+// A queued copy to page-locked memory.
 typedef struct StagedCopy {
     void *pinned;
     const void *memory;
     size_t bytes;
-    bool on_host;  // memory
+    bool on_host;  // `memory` is host memory
 } StagedCopy;
 
 // --async-save: this rank's part of a checkpoint in host memory.
 typedef struct Slices {
     void *staging;           // page-locked; NULL without --async-save
     uint64_t staging_bytes;  // size of this rank's part
-    StagedCopy *copy;        // (room) the first `count` are requested and not started
+    StagedCopy *copy;        // (room) the first `count` are queued and not started
     int count, room;
     Stream *stream;  // stream of the copies
-    Event *staged;   // the copies are complete
+    Event *staged;   // all started copies are complete
     bool copying;    // copies were started since the latest update; the next update waits for them
 } Slices;
 
@@ -42,21 +42,20 @@ struct Zero {
     WireChecks wire_checks;  // base.checks
     // communication
     TlqWorkspace tlq;      // buffers of the gradient reduction
-    QwdLossless lossless;  // payloads of variable length; coded NULL: not used
-    size_t lengths_start;  // where the payload lengths begin in the first gather buffer
+    QwdLossless lossless;  // lossless weights; unused if lossless.coded is NULL
+    size_t lengths_start;  // offset of the payload lengths in the first gather buffer
     void *node_flags;      // (COMM_FLAG_BYTES) for comm_share; NULL if no memory is mapped
-    Error not_shared;      // why the node's ranks don't map each other's memory; code 0 if they do, or
-                           // if mapping is off
+    Error not_shared;      // why mapping the memory of the node's ranks failed; code 0: it did not fail
     // the step status
-    float *piece_sums;    // device (2 * buckets): sums of squares per bucket part
-    StepRecord *records;  // device (all ranks)
+    float *piece_sums;    // device (buckets, 2): sums of squares of this rank's matrix and tail shards
+    StepRecord *records;  // device (world size)
     float *loss_sum;      // device (1): mean loss of this rank's micro-batches, accumulated by the model
-    double loss_factor, gradient_factor;  // factors of the current step: zero_set_factors
+    double loss_factor, gradient_factor;  // of the current step: zero_set_factors
     int64_t *zeros;                       // device (1): --log-num-zeros-in-grad
-    uint64_t *hash;       // device: replica hashes, (buckets), or (tensors) if more and tensors have copies
-    Event *computed;      // compute's work of the step is complete, including the loss
-    Event *status_known;  // the status has been computed and the loss read
-    Event *landing[2];    // optimizer.landed has been written
+    uint64_t *hash;                       // device: replica hashes of buckets or tensors
+    Event *computed;                      // compute -> last: forward and backward of the step are complete
+    Event *status_known;  // last -> compute: the status is computed, and the loss may be zeroed
+    Event *landing[2];    // optimizer.landed[i] has been written
 };
 
 LLMC_END

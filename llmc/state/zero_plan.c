@@ -1,6 +1,6 @@
-// Plans, starts and frees the training state: see zero.h. Planning needs no device: it chooses
-// payload formats and stores, builds the bucket layout, reserves every buffer in the memory plan
-// and lists this rank's ranges.
+// Plans, starts and frees the training state: see zero.h. Planning chooses payload formats and
+// stores, builds the bucket layout, reserves all buffers in the memory plan and lists this rank's
+// ranges. It needs no device.
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,8 +46,8 @@ static void choose_wires(Zero *zero) {
 static LayoutOptions plan_options(const Zero *zero) {
     const Config *c = zero->base.config;
     LayoutOptions o = {0};
-    // A single rank sends nothing, and quantization flags must not change its results: no groups
-    // and no padding for them.
+    // A single rank sends nothing, and quantization flags must not change its results, so its
+    // layout has no groups and no padding for them.
     bool sends = zero->base.mesh->dp.size > 1, exchanges = zero->base.mesh->replica_groups.size > 1;
     bool gradients = (sends || exchanges) && c->quantized_gradients;
     bool weights = sends && codec_grouped(zero->base.weight_format.codec);
@@ -63,8 +63,8 @@ static LayoutOptions plan_options(const Zero *zero) {
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-// Reserves the buffers in which weights are coded losslessly. The payload lengths follow the
-// payload in the first gather buffer, which the ranks of a node may map.
+// Reserves the buffers for lossless weights. The table of payload lengths is at the end of the
+// first gather buffer, because the ranks of a node may map that buffer.
 static void reserve_lossless(Zero *zero, MemoryPlan *memory_plan) {
     const BucketLayout *layout = &zero->base.layout;
     QwdLossless *lossless = &zero->lossless;
@@ -99,7 +99,7 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     const char *group = "communication";
     int64_t alignment = base_alignment(&zero->base);
     tlq_reserve(memory_plan, group, w, alignment);
-    // Buckets alternate between two buffers: one is gathered while the next shard is updated.
+    // Two buffers, so that one bucket is gathered while the next is updated.
     size_t *gather = zero->weights.gather_bytes;
     for (int b = 0; b < zero->base.layout.buckets; b++) {
         GatherBuffer buffer = weights_buffer(&zero->base, &zero->weights, b);
@@ -122,7 +122,7 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     Base *base = &zero->base;
     const BucketLayout *layout = &base->layout;
     const char *group = "norm and step status";
-    int64_t sums = 0;  // partial sums of the gradient norm: one per 32 elements of this rank's shard
+    int64_t sums = 0;  // number of partial sums of the gradient norm, one per 32 elements of the shard
     for (int b = 0; b < layout->buckets; b++) {
         base->partial_start[b] = sums;
         sums += layout->bucket[b].matrix_per_rank / HADAMARD_ORDER;
@@ -163,7 +163,7 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     reserve_communication(zero, memory_plan);
 }
 
-// Payload lengths of lossless weights are 32-bit.
+// Checks that payload lengths of lossless weights fit into 32 bits.
 static bool lengths_fit(const Zero *zero, Error *err) {
     const BucketLayout *layout = &zero->base.layout;
     bool coded = layout->dp > 1 && format_is_lossless(&zero->base.weight_format);
@@ -235,7 +235,7 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
     reserve_memory(zero, memory_plan);
     stats_reserve(base, &zero->stats, memory_plan);
     base_list_ranges(base);
-    // At least one byte, so that every rank has the buffer, even one that owns nothing.
+    // At least one byte, because zero_staging must not be NULL on a rank that owns nothing.
     if (config->save && config->async_save) {
         zero->slices.staging_bytes = zero_own_checkpoint_bytes(zero, !config->no_save_optim);
         memory_plan_reserve_host(memory_plan, "host memory", "copy of a checkpoint (--async-save)",
@@ -246,7 +246,7 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
 
 // --- start and end -------------------------------------------------------------------------------
 
-// Lets the ranks of the node map this rank's send buffers.
+// Lets the other ranks of the node map this rank's send buffers.
 static void share_buffers(Zero *zero) {
     const TlqWorkspace *exact = &zero->stats.workspace;
     CommPiece piece[2 + LANE_SLOTS] = {{zero->tlq.send1, zero->tlq.send1_bytes},
