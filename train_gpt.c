@@ -329,7 +329,7 @@ static bool needs_status(const Run *run) {
 static bool train(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     if (run->iteration >= c->train_iters) {
-        log_line(run->log, "the checkpoint is at iteration %lld of %lld: nothing is left to train",
+        log_line(run->log, "the checkpoint is at iteration %lld of %lld, so nothing is left to train",
                  (long long)run->iteration, (long long)c->train_iters);
     }
     log_datetime(run->log, "before the start of training step");

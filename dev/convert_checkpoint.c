@@ -38,13 +38,14 @@ static const Option table[] = {
     {"from-hf", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(from_hf), .value = "FOLDER",
      .help = "A model directory with safetensors files."},
     {"from-megatron", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(from_megatron), .value = "FOLDER",
-     .help = "A --save directory of Megatron-LM, torch_dist or one file per rank; see --ckpt-step."},
+     .help = "A --save directory of Megatron-LM, in torch_dist format or with one file per rank; see "
+             "--ckpt-step."},
     {"save", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(save), .value = "FOLDER",
      .help = "A directory without checkpoints, in which to save iteration 0."},
     {"make-vocab-size-divisible-by", .kind = OPTION_INT, .low = 1, .high = 1 << 20, .initial = "128",
      .offset = FIELD(divisible), .value = "N",
-     .help = "Pad the embedding to a multiple of this: the trainer's flag of this name times its "
-             "--tensor-model-parallel-size. Megatron-LM checkpoints keep their rows."},
+     .help = "Pad the embedding to a multiple of N. Pass the trainer's value of this flag times its "
+             "--tensor-model-parallel-size. Megatron-LM checkpoints keep their padding."},
     {"no-save-optim", .kind = OPTION_FLAG, .offset = FIELD(no_save_optim),
      .help = "Save only the weights, for --load --finetune."},
     {.help = "Both"},

@@ -46,7 +46,7 @@ static const Option table[] = {
     {"tokenizer-type", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer_type), .value = "WORD",
      .help = "Use another tokenizer with the same ids; same values as the trainer's flag."},
     {"tokenizer-model", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer_model), .value = "PATH",
-     .help = "The trainer's flag; needed if the file has been moved."},
+     .help = "The trainer's flag of this name; needed if the file has been moved."},
     {.help = "The prompt: one of these, else standard input"},
     {"prompt", .kind = OPTION_TEXT, .offset = FIELD(prompt), .value = "TEXT",
      .help = "The beginning of the text; empty: start a new document."},

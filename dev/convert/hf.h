@@ -8,13 +8,13 @@
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
 
-// Buffer size in elements. Tests use less.
+// Buffer size in elements. Tests use smaller buffers.
 #define HF_BUFFER_ELEMENTS ((int64_t)4 << 20)
 
 // Result of a conversion, for the user.
 typedef struct HfReport {
     int64_t iteration, parameters;
-    int files;         // of weights
+    int files;         // number of weight files
     char notes[2048];  // newline-terminated lines; may be empty
 } HfReport;
 
@@ -36,7 +36,7 @@ bool hf_export(const HfExport *options, HfReport *report, Error *err);
 typedef struct HfImport {
     const char *folder;            // directory written by save_pretrained
     const char *save;              // a --save directory without checkpoints; NULL: dry run
-    int64_t divisible;             // rows of the embedding are padded to a multiple of this
+    int64_t divisible;             // embedding rows are padded to a multiple of it
     bool no_optimizer;             // weights only, for --finetune
     HfTokenizerOptions tokenizer;  // overrides the tokenizer in the directory
     int64_t buffer_elements;       // HF_BUFFER_ELEMENTS

@@ -50,11 +50,10 @@ static bool take_either(const Reading *r, const char *key, const char *argument,
     const char *known = item ? item->valuestring : value;
     if (!item) cJSON_AddStringToObject(r->arguments, argument, value);
     if (strcmp(known, value) == 0) return true;
-    return error_set(
-        r->err, EXIT_CHECKPOINT,
-        "%s has %s %.60s but other keys make it %.60s, and the trainer supports a single value; import"
-        " another model",
-        r->path, key, negated ? known : value, negated ? value : known);
+    return error_set(r->err, EXIT_CHECKPOINT,
+                     "%s has %s %.60s, but other keys imply %.60s; the trainer supports only a single value, "
+                     "so import another model",
+                     r->path, key, negated ? known : value, negated ? value : known);
 }
 
 static bool take(const Reading *r, const char *key, const char *argument, const char *value) {
@@ -114,9 +113,9 @@ static const struct RopeNumber {
 } ROPE_NUMBERS[] = {{"low_freq_factor", "1.0"},
                     {"high_freq_factor", "4.0"},
                     {"original_max_position_embeddings", "8192"}};
-#define ROPE_TYPES "only Llama 3.1's rope scaling and none are supported"
+#define ROPE_TYPES "only Llama 3.1's rope scaling, or none, is supported"
 
-// key: "rope_scaling", or "rope_parameters" in newer folders.
+// Reads the rope settings from `key`: "rope_scaling", or "rope_parameters" in newer folders.
 static bool take_rope(const Reading *r, const char *key) {
     const cJSON *rope = cJSON_GetObjectItemCaseSensitive(r->config, key);
     const cJSON *factor = cJSON_GetObjectItemCaseSensitive(rope, "factor");
@@ -181,8 +180,8 @@ static const HfFamily *family_of(const Reading *r) {
     return NULL;
 }
 
-// Sets the end-of-document token to config.json's end of sequence (the first one of a list). If
-// config.json has none, it is the last id.
+// Sets the end-of-document token to config.json's end-of-sequence token (the first one of a list),
+// or to the last id if config.json has none.
 static void read_eod(HfConfig *c, const cJSON *config) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, "eos_token_id");
     c->eod = c->words - 1;
@@ -295,7 +294,7 @@ static int by_key(const void *a, const void *b) {
     return strcmp(((const Entry *)a)->key, ((const Entry *)b)->key);
 }
 
-// Returns the length of "a." in "a.b", or 0 for keys without a group.
+// Returns the length of the prefix "a." of a key "a.b", or 0 for other keys.
 static size_t group_of(const char *key) { return strchr(key, '.') ? strcspn(key, ".") + 1 : 0; }
 
 // Prints keys as transformers does: sorted, indented by two spaces.

@@ -65,8 +65,8 @@ static bool read_model(Exporting *e, Error *err) {
     return e->family != NULL;
 }
 
-// Checks that the parameters match the model of the arguments and that the requested dtype is
-// available.
+// Checks that the parameters match the model that the arguments describe, and that the requested
+// dtype is available.
 static bool check_parameters(Exporting *e, Error *err) {
     bool ok = checkpoint_check_tensors(e->checkpoint, e->model.gpt.whole, e->model.gpt.whole_tensors, err);
     if (ok && e->options->fp32 && !checkpoint_nodes(e->checkpoint, SLICE_MASTER)) {
@@ -135,8 +135,8 @@ static bool check_tokenizer(Exporting *e, HfReport *report, Error *err) {
 
 // --- Chunks of tensors ------------------------------------------------------------------------
 
-// Converts `count` elements: checkpoint elements start at `from` with stride `step`; elements of
-// the file are contiguous and start at `to`.
+// Converts `count` elements of e->in, starting at `from` with stride `step`, to contiguous elements
+// of e->out, starting at `to`.
 static void put(const Exporting *e, int64_t to, int64_t from, int64_t step, int64_t count) {
     for (int64_t i = 0; i < count; i++, from += step) {
         if (e->options->fp32) ((float *)e->out)[to + i] = ((const float *)e->in)[from];

@@ -9,7 +9,7 @@
 
 #define WHOLE "model.safetensors"
 #define INDEX "model.safetensors.index.json"
-// All files stay open. A model of 18B parameters has about 15.
+// All files stay open. An 18B model has about 15.
 enum { MOST_PARTS = 512, INDEX_MAX_BYTES = 16 << 20 };
 
 static int by_name(const void *a, const void *b) {

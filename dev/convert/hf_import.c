@@ -238,7 +238,7 @@ static bool read_part(Importing *m, const HfPart *part, float *out, int64_t stri
 }
 
 // Reads rows [row, row + rows) of the trainer's tensor i into m->chunk, in Hugging Face order.
-// *there: number of rows that the folder has; the others are padding.
+// *there: number of these rows in the folder; the others are padding.
 static bool read_parts(Importing *m, int i, int64_t row, int64_t rows, int64_t *there, Error *err) {
     HfPart parts[3];
     int count = hf_map_parts(&m->map, i, row, rows, parts);
@@ -270,8 +270,9 @@ static bool read_rows(void *context, int i, int64_t lo, int64_t hi, float *out, 
     return true;
 }
 
-// Computes the mean of a tensor's rows into row `which` of m->padding. By convexity, the mean of
-// e^logit over the words is at least e^(mean logit) for any hidden state.
+// Computes the mean of a tensor's rows into row `which` of m->padding. By convexity, for any hidden
+// state, the mean of e^logit over all tokens is at least e^(mean logit), which is e^logit of a
+// padding row.
 static bool make_padding(Importing *m, int which, const HfTensorPlace *place, Error *err) {
     int64_t V = m->config.words, C = hidden_of(m), most = words_at_once(m);
     double *sum = (double *)xcalloc((size_t)C, sizeof *sum, "the mean of the embedding");

@@ -11,7 +11,7 @@ LLMC_BEGIN
 // A Hugging Face tensor. Its outputs are rows, or columns if transposed.
 typedef struct HfTensor {
     char name[96];
-    int whole;              // index in gpt.whole of the corresponding trainer's tensor
+    int whole;              // index of the trainer's tensor in gpt.whole
     int part;               // which part of that tensor; 0 if it has one part
     int64_t rows, columns;  // as in the file; columns 0: a vector
     bool transposed;

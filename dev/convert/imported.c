@@ -97,7 +97,8 @@ bool imported_model_open(ImportedModel *m, const ModelFlags *flags, int64_t rows
     if (rows < 1 || rows > 1 << 30)
         snprintf(why.what, sizeof why.what, "its vocabulary has %" PRId64 " words", rows);
     else if (configure(&m->config, flags, rows, divisible, &why)) return describe(m, err);
-    // Drop the advice after the semicolon: it names trainer flags, which this user did not pass.
+    // Drops the advice after the semicolon: it names trainer flags, which the user of the converter
+    // did not pass.
     return error_set(err, EXIT_CHECKPOINT,
                      "%s has a model that the trainer does not support: %.*s; use another model", source,
                      (int)strcspn(why.what, ";"), why.what);
@@ -126,8 +127,8 @@ static void move_item(cJSON *from, cJSON *to, const char *key) {
     if (item) cJSON_AddItemToObject(to, key, item);
 }
 
-// Returns the checkpoint's arguments: those that --load compares and those that identify the
-// tokenizer. The run that loads the checkpoint sets all others.
+// Returns the checkpoint's arguments: the flags that --load compares and the flags that identify
+// the tokenizer. The run that loads the checkpoint sets all others.
 static cJSON *arguments_of(const Config *config) {
     static const char *const more[] = {"padded_vocab_size", "eod",        "tokenizer_type",
                                        "vocab_file",        "merge_file", "tokenizer_model",
@@ -147,7 +148,7 @@ static cJSON *arguments_of(const Config *config) {
 static void write_flag(Text *out, const char *name, const char *value) {
     text_add(out, "--");
     for (const char *c = name; *c; c++) text_add(out, "%c", *c == '_' ? '-' : *c);
-    // Quote the path, which may contain spaces.
+    // Quotes the path, which may contain spaces.
     if (*value) text_add(out, " ");
     for (const char *c = value; *c; c++) text_add(out, strchr(" \t#@'\"\\", *c) ? "\\%c" : "%c", *c);
     text_add(out, "\n");
@@ -278,7 +279,7 @@ bool imported_save_check(const char *save, Error *err) {
            error_set(err, EXIT_USAGE, "--save %s already holds checkpoints; choose a new folder", save);
 }
 
-// Runs the phases of a save. If a fetch failed, stops while everything still has temporary names.
+// Runs the phases of a save. If a fetch failed, stops while all files still have temporary names.
 static bool run_save(Job *job, const CheckpointSave *save, Error *err) {
     Error ignored;  // the first error is reported already
     bool done = false;

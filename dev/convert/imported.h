@@ -30,10 +30,10 @@ typedef struct ImportedModel {
     GPT gpt;
 } ImportedModel;
 
-// Builds the model. rows: embedding rows in the source; the trainer's are rounded up to a multiple
-// of `divisible`. The caller then sets config's vocab_size_unpadded, eod (defaults: all rows, the
-// last row) and tokenizer files, if it knows the tokenizer. Error (EXIT_CHECKPOINT): names `source`
-// and what the trainer rejects about the flags.
+// Builds the model. rows: number of embedding rows in the source, which is rounded up to a multiple
+// of `divisible`. If the caller knows the tokenizer, it then sets config's tokenizer files,
+// vocab_size_unpadded (default: rows) and eod (default: rows - 1). Error (EXIT_CHECKPOINT): names
+// `source` and the flag that the trainer rejects.
 bool imported_model_open(ImportedModel *model, const ModelFlags *flags, int64_t rows, int64_t divisible,
                          const char *source, Error *err);
 // Builds the model from a checkpoint's arguments. Error: EXIT_CHECKPOINT.
@@ -65,9 +65,9 @@ typedef struct ImportedWeights {
 // Checks that the directory contains no checkpoint. EXIT_USAGE.
 bool imported_save_check(const char *save, Error *err);
 // Saves master weights, zero moments, weights rounded to this build's precision, and model.args
-// (the model as flags of the trainer). The checkpoint appears complete or not at all. Errors: those
-// of `read`, `write_files` and imported_save_check; EXIT_CHECKPOINT for a non-finite value or a
-// failed write.
+// (the model as flags of the trainer). The checkpoint appears complete or not at all. Errors: any
+// error of `read`, `write_files` and imported_save_check; EXIT_CHECKPOINT for a non-finite value or
+// a failed write.
 bool imported_save(const ImportedWeights *weights, Error *err);
 
 LLMC_END

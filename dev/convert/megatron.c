@@ -127,7 +127,7 @@ static bool read_args(Import *m, Error *err) {
     return ok;
 }
 
-// Returns the tokenizer of the saved arguments. False: its files are missing or its type is
+// Gets the tokenizer of the saved arguments. Returns false if its files are missing or its type is
 // unsupported.
 static bool saved_tokenizer(const MegatronArgs *args, TokenizerChoice *choice) {
     const char *type = args->tokenizer_type ? args->tokenizer_type : "";
@@ -153,7 +153,8 @@ static void note(HfReport *report, const char *text) {
     snprintf(report->notes + used, sizeof report->notes - used, "%s\n", text);
 }
 
-// The paths go into the checkpoint's arguments unchanged. The config only points to them.
+// Stores the tokenizer's paths unchanged in the checkpoint's arguments. The config only points to
+// them.
 static bool name_tokenizer(Import *m, HfReport *report, Error *err) {
     TokenizerChoice choice = {.type = TOKENIZER_NULL};
     Config *config = &m->model.config;
@@ -186,8 +187,8 @@ static bool name_tokenizer(Import *m, HfReport *report, Error *err) {
     return true;
 }
 
-// The embedding keeps its number of rows. The matching --make-vocab-size-divisible-by goes to
-// model.args.
+// The embedding keeps its number of rows, so model.args gets the --make-vocab-size-divisible-by
+// that gives this number.
 static bool open_model(Import *m, HfReport *report, Error *err) {
     int64_t divisible = m->args.divisible * m->args.ranks.tensor;
     if (m->args.rows % divisible) divisible = 1;
@@ -205,8 +206,8 @@ static bool list_weights(Import *m, HfReport *report, Error *err) {
         return false;
     if (!megatron_source_complete(&m->source, MEGATRON_WEIGHT, &missing)) {
         return error_set(err, EXIT_CHECKPOINT,
-                         "%s does not contain all of '%s', which its arguments require; copy it"
-                         " again, or import another checkpoint",
+                         "%s is not a valid Megatron-LM checkpoint: parts of '%s' are missing; save or copy "
+                         "it again, or import another checkpoint",
                          m->folder, m->model.gpt.whole[missing].name);
     }
     bool has_master = megatron_source_complete(&m->source, MEGATRON_MASTER, &missing);

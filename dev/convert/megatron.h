@@ -6,14 +6,14 @@ LLMC_BEGIN
 
 typedef struct MegatronImport {
     const char *folder;            // Megatron-LM's --save directory, or the directory of one iteration in it
-    int64_t iteration;             // of a --save directory; -1: the one named by its tracker
+    int64_t iteration;             // iteration in a --save directory; -1: named by its tracker
     const char *save;              // a --save directory without checkpoints; NULL: dry run
     bool no_optimizer;             // weights only, for --finetune
     HfTokenizerOptions tokenizer;  // overrides the tokenizer in the checkpoint's arguments
     int64_t buffer_elements;       // HF_BUFFER_ELEMENTS
     Peers peers;                   // single rank
 } MegatronImport;
-// Reads `torch_dist` checkpoints and the legacy format with one file per rank, of any tensor and
+// Reads `torch_dist` checkpoints, and the legacy format with one file per rank, with any tensor and
 // pipeline parallel sizes. Master weights come from the distributed optimizer if torch_dist stores
 // them as parts of parameters, else from the weights; report->notes says which. The number of
 // embedding rows is kept. Pickles are never executed; the files are untrusted input. Errors:

@@ -5,8 +5,8 @@
 LLMC_BEGIN
 
 typedef struct MegatronArgs {
-    ModelFlags flags;         // of the trainer
-    int64_t rows, divisible;  // rows of the embedding; the flags' divisor of the row count
+    ModelFlags flags;         // the trainer's flags
+    int64_t rows, divisible;  // embedding rows; divisor of this number according to the flags
     int64_t vocab_size;       // from the tokenizer's flag; 0: unknown
     int64_t iteration;
     MegatronRanks ranks;  // parallel sizes of the run that saved it

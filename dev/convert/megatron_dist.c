@@ -114,8 +114,8 @@ static MegatronPiece block_of(const MegatronTensor *t, const Place *p, int from,
                            .at = layer * all};
 }
 
-// Sets *piece to a range of elements of the block at begin[from], ...; the item's size gives the
-// number of blocks.
+// Sets *piece to a range of elements of the block with index begin[from], begin[from + 1], ... The
+// item's size gives the number of blocks.
 static bool run_of(const MegatronTensor *t, const Item *item, const Place *p, int from,
                    MegatronPiece *piece) {
     int64_t parts[2] = {1, 1}, at[2] = {0, 0}, whole[2] = {t->rows, t->columns};
@@ -156,10 +156,11 @@ static bool add_place(Listing *l, const Item *item, const Place *p, MegatronPiec
         int tensor = item->tensor + (int)(first + layer) * gpt->layer_tensors;
         if (fits && !megatron_source_add(l->source, item->kind, tensor, piece, item->name, err)) return false;
     }
-    return fits || error_set(err, EXIT_CHECKPOINT,
-                             "%s: '%.200s' has a different size than the checkpoint's arguments imply; import"
-                             " another checkpoint",
-                             l->source->folder, item->name);
+    return fits ||
+           error_set(err, EXIT_CHECKPOINT,
+                     "%s: '%.200s' does not have the size that the checkpoint's arguments imply; import"
+                     " another checkpoint",
+                     l->source->folder, item->name);
 }
 
 static bool plain_name(const char *name) { return name && *name && *name != '.' && !strchr(name, '/'); }

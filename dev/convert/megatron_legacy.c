@@ -1,7 +1,8 @@
 // Reads Megatron-LM's older checkpoints with one torch.save file per tensor and pipeline rank. See
 // megatron_source.h. The original SDP4Bit implementation uses this format.
 //
-//  mp_rank_TT/model_optim_rng.pt        of tensor rank TT; mp_rank_TT_PPP with pipeline stages
+//  mp_rank_TT/model_optim_rng.pt        tensor rank TT
+//  mp_rank_TT_PPP/model_optim_rng.pt    tensor rank TT, pipeline rank PPP
 //
 // Each file is a dict. "model" holds the rank's weights by name in nested dicts; layers are
 // numbered from 0 within the rank. With virtual stages there are "model0", "model1" and so on.
@@ -37,7 +38,7 @@ static bool add_part(const Rank *r, int tensor, const PickleValue *value, const 
         (t->dims == 2 && shape[1] != piece.columns)) {
         return error_set(
             err, EXIT_CHECKPOINT,
-            "%s: '%.200s' has a different size than the checkpoint's arguments imply; import another"
+            "%s: '%.200s' does not have the size that the checkpoint's arguments imply; import another"
             " checkpoint",
             r->torch->file->path, name);
     }
@@ -67,20 +68,24 @@ static bool add_tensor(const Rank *r, const PickleValue *value, const char *name
                      r->torch->file->path, name);
 }
 
-// Adds all tensors of a dict and its nested dicts. name: of the dict, with a trailing dot.
+// Adds all tensors of a dict and its nested dicts. name: the dict's name, with a trailing dot.
 static bool add_dict(Rank *r, const PickleValue *dict, const char *name, int level, Error *err) {
     bool holds = dict->kind == PICKLE_DICT || dict->kind == PICKLE_OBJECT;
     if (!holds || torch_is_tensor(dict)) return true;
     if (level > MOST_LEVELS) {
-        return error_set(err, EXIT_CHECKPOINT, "%s has dicts nested more than %d levels deep; copy it again",
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s is not a valid Megatron-LM checkpoint: its dicts are nested more than %d levels "
+                         "deep; save or copy it again",
                          r->torch->file->path, MOST_LEVELS);
     }
     for (size_t i = 0; i + 1 < dict->count; i += 2) {
         const char *key = pickle_text(dict->items[i]);
         const PickleValue *value = dict->items[i + 1];
         if (++r->visited > MOST_VISITED)
-            return error_set(err, EXIT_CHECKPOINT, "%s has too many values; copy it again",
-                             r->torch->file->path);
+            return error_set(
+                err, EXIT_CHECKPOINT,
+                "%s is not a valid Megatron-LM checkpoint: it has too many values; save or copy it again",
+                r->torch->file->path);
         if (!key) continue;
         bool tensor = torch_is_tensor(value);
         char *full = text_format("%s%s%s", name, key, tensor ? "" : ".");
@@ -97,8 +102,10 @@ static bool add_chunks(Rank *r, Error *err) {
         if (r->ranks.chunks > 1) snprintf(key, sizeof key, "model%" PRId64, r->chunk);
         const PickleValue *model = pickle_member(r->torch->pickle.root, key);
         if (!model)
-            return error_set(err, EXIT_CHECKPOINT, "%s has no '%s'; copy it again", r->torch->file->path,
-                             key);
+            return error_set(
+                err, EXIT_CHECKPOINT,
+                "%s is not a valid Megatron-LM checkpoint: it has no '%s'; save or copy it again",
+                r->torch->file->path, key);
         if (!add_dict(r, model, "", 0, err)) return false;
     }
     return true;

@@ -195,7 +195,7 @@ bool megatron_source_add(MegatronSource *source, MegatronKind kind, int tensor, 
         !within(piece.at, piece.count, (int64_t)(piece.entry.bytes / (uint64_t)width))) {
         return error_set(
             err, EXIT_CHECKPOINT,
-            "%s: '%.200s' has a different size than the checkpoint's arguments imply; import another"
+            "%s: '%.200s' does not have the size that the checkpoint's arguments imply; import another"
             " checkpoint",
             path, name);
     }
@@ -239,7 +239,7 @@ static bool read_run(MegatronSource *source, const MegatronPiece *p, Interval wa
                           want.out + (begin + skip - want.lo), err);
 }
 
-// A block of whole rows is one contiguous range; other blocks have one range per row.
+// Reads a block of whole rows as one contiguous range, and any other block row by row.
 static bool read_piece(MegatronSource *source, const MegatronTensor *t, const MegatronPiece *p, Interval want,
                        Error *err) {
     if (p->columns == t->columns)
@@ -270,7 +270,8 @@ bool megatron_source_read(MegatronSource *source, MegatronKind kind, int tensor,
     for (int64_t i = 0; i < hi - lo; i++) {
         if (memcmp(&out[i], &hole, sizeof hole) == 0)
             return error_set(err, EXIT_CHECKPOINT,
-                             "%s: some elements of '%s' are in two chunks, others in none; copy it again",
+                             "%s is not a valid Megatron-LM checkpoint: some elements of '%s' are in two "
+                             "chunks, others in none; save or copy it again",
                              source->folder, source->gpt->whole[tensor].name);
     }
     return true;

@@ -23,7 +23,7 @@ typedef struct MegatronPiece {
 
 typedef struct MegatronTensor {
     int64_t rows, columns;  // as in Megatron-LM; a vector has one column
-    int dims, split;        // 1 or 2; dimension split by tensor parallelism, -1: none
+    int dims, split;        // 1 or 2 dimensions; the one split by tensor parallelism, -1: none
     bool halves;            // two halves of rows, each split separately: SwiGLU's first matrix
     MegatronPiece *pieces;
     int count;
@@ -38,7 +38,7 @@ typedef struct MegatronSource {
     int file_count;
     MegatronTensor *tensors[MEGATRON_KINDS];  // (gpt->whole_tensors)
     void *narrow;
-    int64_t narrow_room;  // elements; buffer of megatron_source_read
+    int64_t narrow_room;  // elements in `narrow`, the buffer of megatron_source_read
 } MegatronSource;
 
 void megatron_source_init(MegatronSource *source, const char *folder, const GPT *gpt);
@@ -55,7 +55,7 @@ typedef enum MegatronMeaning {
     MEGATRON_STACKED   // the same tensor of all layers, with the layers as first dimension
 } MegatronMeaning;
 // Parses a tensor name. *tensor: index into gpt->whole, for MEGATRON_STACKED the tensor of layer 0.
-// first_layer: the trainer's index of the name's layer 0. Accepts names of megatron-core
+// first_layer: added to the layer number in the name. Accepts names of megatron-core
 // (decoder.layers.0.mlp.linear_fc1.weight, including Transformer Engine's norms) and of the legacy
 // GPT (language_model.encoder...).
 MegatronMeaning megatron_name(const GPT *gpt, const char *name, int64_t first_layer, int *tensor);
@@ -74,7 +74,7 @@ bool megatron_source_read(MegatronSource *source, MegatronKind kind, int tensor,
 // Lists the chunks in an iteration's directory (torch_dist | legacy format). Errors:
 // EXIT_CHECKPOINT.
 bool megatron_dist_list(MegatronSource *source, Error *err);
-// tensor, stages: tensor and pipeline parallel sizes. chunks: virtual pipeline chunks per stage.
+// Tensor and pipeline parallel sizes, and virtual pipeline chunks per stage.
 typedef struct MegatronRanks {
     int64_t tensor, stages, chunks;
 } MegatronRanks;

@@ -46,7 +46,7 @@ static const Option table[] = {
     {"text", .kind = OPTION_FLAG, .offset = FIELD(text),
      .help = "The inputs are plain text files, one document each."},
     {"json-keys", .kind = OPTION_WORDS, .offset = FIELD(json_keys), .low = 1, .value = "KEY",
-     .help = "The key of the text (one key; default text)."},
+     .help = "The JSON key of the text. Only one key per run; default: text."},
     {.help = "tokens"},
     {"tokenizer-type", .kind = OPTION_CHOICE, .offset = FIELD(tokenizer_type), .initial = "GPT2BPETokenizer",
      .choices = "GPT2BPETokenizer|Byte|HuggingFaceTokenizer", .value = "TYPE",

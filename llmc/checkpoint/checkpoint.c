@@ -85,7 +85,7 @@ static uint64_t slice_bytes(const Slice *s) {
     return (uint64_t)(s->hi - s->lo) * (uint64_t)slice_kind_bytes(s->kind);
 }
 
-// *tensor: hint where to start searching the table; set to the tensor's index.
+// *tensor: index where the search of the table starts; set to the index of the slice's tensor.
 static bool check_slice(const CheckpointSave *save, const Slice *s, int *tensor, Error *err) {
     int tries = 0;
     for (; tries < save->tensor_count && strcmp(save->tensors[*tensor].name, s->tensor) != 0; tries++)
@@ -95,7 +95,7 @@ static bool check_slice(const CheckpointSave *save, const Slice *s, int *tensor,
     if (known && slice_fits(t, slice_block(t, s->columns), s->lo, s->hi)) return true;
     return error_set(err, EXIT_CHECKPOINT,
                      "failed to save %" PRId64 "..%" PRId64
-                     " of tensor '%.200s': no such tensor or range; this is a bug in the program",
+                     " of tensor '%.200s': there is no such tensor or range; this is a bug, please report it",
                      s->lo, s->hi, s->tensor);
 }
 
@@ -116,7 +116,7 @@ static void add_slice(ShardPlan *shard, const CheckpointSave *save, int i, int t
 }
 
 // Lists the slices, 4-byte elements first. The caller computes the size of the staging memory
-// independently, so check that the slices fit before anything is copied.
+// independently, so this checks that the slices fit before anything is copied.
 static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
     size_t capacity = (size_t)save->slice_count + 1;
     int tensor = 0;
@@ -133,8 +133,8 @@ static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
     }
     if (!save->staging || shard->bytes <= save->staging_bytes) return true;
     return error_set(err, EXIT_CHECKPOINT,
-                     "the slices of a checkpoint take %" PRIu64
-                     " bytes, the memory for their copy holds %" PRIu64 "; this is a bug in the program",
+                     "the slices of a checkpoint take %" PRIu64 " bytes, but their copy has only %" PRIu64
+                     "; this is a bug, please report it",
                      shard->bytes, save->staging_bytes);
 }
 
@@ -192,7 +192,8 @@ static bool check_manifest(const char *text, size_t bytes, const char *path, Err
     Manifest manifest;
     if (bytes > MANIFEST_MAX_BYTES)
         return error_set(err, EXIT_CHECKPOINT,
-                         "%s has %zu bytes, more than a load accepts; save with fewer ranks", path, bytes);
+                         "%s would have %zu bytes, which is too large to be loaded; save with fewer ranks",
+                         path, bytes);
     if (!manifest_parse(&manifest, text, bytes, path, err)) return false;
     bool ok = manifest_check_complete(&manifest, path, err);
     manifest_free(&manifest);
@@ -294,7 +295,7 @@ struct CheckpointJob {
     Names names;
     char *metadata;
     uint64_t total;                  // bytes of all ranks' slices
-    int kinds;                       // one more than the last kind that any rank saves
+    int kinds;                       // 1 + the highest kind that any rank saves
     uint64_t file_bytes, file_xxh3;  // size and hash of this rank's shard, once written
     char *entries;                   // manifest entries of all ranks; rank 0 only, before publishing
     size_t entries_bytes;
@@ -406,7 +407,7 @@ static bool gather(CheckpointJob *job) {
               (size_t)MANIFEST_MAX_BYTES / (size_t)job->ranks;  // keeps the gathered lengths within an int
     if (!ok)
         error_set(&job->error, EXIT_CHECKPOINT,
-                  "a rank's list of slices takes %zu bytes, too many for a manifest; use larger buckets",
+                  "a rank's list of slices takes %zu bytes, too many for a manifest; raise --ddp-bucket-size",
                   bytes);
     ok = peers_agree(job->save.peers, ok, &job->error, NULL);
     if (ok) job->entries = gather_entries(job->save.peers, entry, bytes, &job->entries_bytes);

@@ -15,8 +15,8 @@
 //   iter_0000100/manifest.json           files, sizes, hashes, counters, arguments, parameters
 //   iter_0000100/mp_rank_00/shard_00000_of_00004.safetensors     tensor rank 0
 //   iter_0000100/mp_rank_01_002/...      tensor rank 1, pipeline rank 2
-//   .iter_0000100.tmp/                   a save in progress, or left by a killed one; the next save
-//                                        removes it
+//   .iter_0000100.tmp/                   a save in progress, or left by a killed save; the
+//                                        next save removes it
 //   .iter_0000100.old/                   the previous checkpoint of iteration 100 during
 //                                        replacement, if the file system cannot exchange two names
 //                                        atomically
@@ -33,7 +33,7 @@ typedef struct CheckpointSave {
     const char *directory;  // --save
     RunState state;
     const RunState *node_states;
-    int node_state_count;        // state of each node if they differ, else 0. Rank 0's are saved
+    int node_state_count;        // 0: all nodes have `state`. Rank 0's array is saved
     const char *arguments_json;  // config_to_json
     const Tensor *tensors;
     int tensor_count;  // all parameters of the model, in logical order
@@ -58,13 +58,13 @@ typedef struct CheckpointSave {
     Peers peers;     // all ranks
 } CheckpointSave;
 
-// An asynchronous save. Call begin, then advance until done, at the same steps on all ranks and
-// when no rank is busy. A thread writes the files (without a staging buffer the caller does); all
-// communication happens on the caller's thread. Advancing a busy job waits for its thread.
+// An asynchronous save. Call checkpoint_begin, then checkpoint_advance until done, at the same
+// steps on all ranks and when no rank is busy. With a staging buffer, a thread writes the files.
+// All communication happens on the caller's thread. Advancing a busy job waits for its thread.
 typedef struct CheckpointJob CheckpointJob;
 // Collective. Starts a save and replaces an older checkpoint of the same iteration.
-// - The slices of different ranks must not overlap. Every kind that is present must cover every
-//   element of every tensor that has it; per-node kinds must be complete for nodes 0, 1, ...
+// - The slices of different ranks must not overlap. The slices of a saved kind must cover every
+//   element of every tensor that has the kind; per-node kinds must do so for every node 0, 1, ...
 // - The directory must be on a file system shared by all ranks.
 // - Slices and arguments are copied. The tensors must stay valid, and the staging buffer unused,
 //   until the job is done.
@@ -84,7 +84,7 @@ typedef struct FolderNotes {
     char stays[1400];   // an old checkpoint could not be deleted
 } FolderNotes;
 const FolderNotes *checkpoint_job_notes(const CheckpointJob *job);
-// Call it once the job is done or has failed.
+// Frees a job that is done or has failed.
 void checkpoint_job_free(CheckpointJob *job);
 
 typedef struct Checkpoint Checkpoint;
@@ -94,12 +94,12 @@ enum {
     CHECKPOINT_UNREADABLE = -2,  // the tracker is damaged or unusable; see the error
 };
 // Returns the iteration named by the tracker file. Megatron-LM's "release" (<directory>/release)
-// counts as 0. If the tracker is damaged, missing or names a missing checkpoint: the run's newest
-// checkpoint in the directory, and note explains it (else note is empty).
+// counts as 0. If the tracker is damaged or missing, or names a missing checkpoint, returns the
+// run's newest checkpoint in the directory and explains this in note, which is otherwise empty.
 // - NO_CHECKPOINT: the directory is missing, empty, or holds only files that a run writes before
 //   its first checkpoint (foreign.c).
-// - CHECKPOINT_UNREADABLE with err: there is a tracker or a checkpoint but none to resume from, or
-//   the directory holds other files.
+// - CHECKPOINT_UNREADABLE with err: the tracker or the checkpoints are unusable, or the directory
+//   holds other files.
 // Not collective: one rank calls it and broadcasts the result.
 int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err);
 // Opens the checkpoint of *iteration. If it is damaged or missing, falls back to the newest intact
@@ -111,9 +111,9 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
 // manifest.
 Checkpoint *checkpoint_open_or_fall_back(const char *directory, int64_t *iteration, Peers peers, char *note,
                                          size_t note_bytes, Error *err);
-// Opens the checkpoint of *iteration, or the latest one if it is negative; then sets *iteration.
-// Never falls back silently, since a tool asked for this checkpoint: the error names the intact one
-// before it. note: as in checkpoint_find. Peers of one rank.
+// For tools, which run on a single rank. Opens the checkpoint of *iteration; if that is negative,
+// opens the latest one and sets *iteration. If the checkpoint is damaged, the error names the
+// newest intact earlier one instead of falling back to it. note: as in checkpoint_find.
 Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, Peers peers, char *note,
                             size_t note_bytes, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);

@@ -1,7 +1,7 @@
 // Loads checkpoints. See checkpoint.h. Called by llmc/run/resume.c.
 //
-// The manifest gives the location of every slice. Shards are opened on first use and stay open
-// until too many are.
+// The manifest gives the location of every slice. Shards are opened on first use. When OPEN_SHARDS
+// are open, all of them are closed.
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -70,8 +70,8 @@ static int64_t read_tracker(const char *directory, bool *damaged, Error *err) {
     uint64_t bytes;
     int64_t iteration = NO_CHECKPOINT;
     *damaged = false;
-    // Only a missing tracker means that there is no checkpoint; with an unreadable one the run must
-    // not start from scratch.
+    // Only a missing tracker means that there is no checkpoint. If the tracker cannot be read, the
+    // run must not start from scratch.
     struct stat status;
     if (stat(path, &status) == 0 || (errno != ENOENT && errno != ENOTDIR)) {
         bool plain = durable_plain_file(path, CHECKPOINT_TRACKER_MAX_BYTES);
@@ -91,9 +91,9 @@ static bool folder_exists(const char *directory, int64_t iteration) {
     return there;
 }
 
-// Returns the newest checkpoint of the run in the folder, sound or not. NO_CHECKPOINT: the folder
-// holds none of any run. CHECKPOINT_UNREADABLE with an error: it only holds checkpoints of other
-// runs.
+// Returns the newest checkpoint of the run in the folder, intact or not. NO_CHECKPOINT: the folder
+// holds no checkpoint of any run. CHECKPOINT_UNREADABLE with an error: it only holds checkpoints of
+// other runs.
 static int64_t newest_of_run(const char *directory, Error *err) {
     Lineage lineage;
     int others;
@@ -126,8 +126,8 @@ static bool may_hold_a_run(const char *directory, Error *err) {
     free(manifest);
     if (!one) return foreign_refuse(directory, true, err);
     return error_set(err, EXIT_CHECKPOINT,
-                     "--load %s is one checkpoint; use its parent folder, whose " CHECKPOINT_TRACKER
-                     " names the one to load",
+                     "--load %s is a single checkpoint; use its parent folder, whose " CHECKPOINT_TRACKER
+                     " names the checkpoint to load",
                      directory);
 }
 
@@ -162,8 +162,7 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
             if (err) *err = lost;
             return CHECKPOINT_UNREADABLE;
         default:
-            // The tracker was truncated, or its checkpoint deleted. Checkpoints of smaller
-            // iterations don't tell how far the run had come.
+            // If that checkpoint is missing, the tracker was truncated, or the checkpoint deleted.
             newest = folder_exists(directory, tracked) ? NO_CHECKPOINT : newest_of_run(directory, NULL);
             if (newest < 0) return may_be_ours(directory, tracked, err) ? tracked : CHECKPOINT_UNREADABLE;
             error_set(&lost, EXIT_CHECKPOINT,
@@ -277,7 +276,7 @@ static Checkpoint *open_exact(const char *directory, int64_t iteration, Peers pe
     return NULL;
 }
 
-// Finding of rank 0, broadcast to all ranks.
+// Result of rank 0's search, broadcast to all ranks.
 typedef struct Earlier {
     int64_t iteration;  // NO_CHECKPOINT: none
     char damage[200];   // problem with the lineage file
@@ -356,8 +355,8 @@ Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, Peers pee
     if (!c && err) *err = fault;
     if (!c || intact == *iteration) return c;
     checkpoint_close(c);
-    error_set(err, EXIT_CHECKPOINT, "%s: %.*s; pass --ckpt-step %" PRId64 " for the one before it", directory,
-              (int)strcspn(fault.what, ";"), fault.what, intact);
+    error_set(err, EXIT_CHECKPOINT, "%s: %.*s; pass --ckpt-step %" PRId64 " to load the previous checkpoint",
+              directory, (int)strcspn(fault.what, ";"), fault.what, intact);
     return NULL;
 }
 
@@ -417,11 +416,10 @@ bool checkpoint_check_tensors(const Checkpoint *c, const Tensor *tensors, int co
         char saved[320], ours[320];
         describe(saved, sizeof saved, m->tensors, m->tensor_count, i);
         describe(ours, sizeof ours, tensors, count, i);
-        return error_set(
-            err, EXIT_CHECKPOINT,
-            "%s belongs to another model: its parameter %d is %s, this model's is %s; use the flags "
-            "of the run that saved it or another --load%s",
-            c->folder, i, saved, ours, padding_hint(m, tensors, count, i));
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s belongs to another model: its parameter %d is %s, but this model's is %s; use "
+                         "the flags of the run that saved it, or another --load%s",
+                         c->folder, i, saved, ours, padding_hint(m, tensors, count, i));
     }
     return true;
 }
@@ -465,7 +463,7 @@ static bool check_range(const Checkpoint *c, int tensor, const Slice *s, Error *
         return error_set(err, EXIT_CHECKPOINT,
                          "%s: elements %" PRId64 "..%" PRId64 " of %" PRId64 " columns from %" PRId64
                          " were requested of tensor '%.200s', which has %" PRId64 " x %" PRId64
-                         "; this is a bug in the program",
+                         "; this is a bug, please report it",
                          c->folder, s->lo, s->hi, block.count, block.first, s->tensor, t->whole[0],
                          t->whole[1]);
     }
@@ -532,8 +530,8 @@ bool checkpoint_read(const Checkpoint *c, const Slice *s, void *host, Error *err
             char of[32] = "";
             if (slice_kind_per_node(s->kind)) snprintf(of, sizeof of, " of node %d", s->node);
             return error_set(err, EXIT_CHECKPOINT,
-                             "%s: %s of tensor '%.200s'%s is not in any shard from element %" PRId64
-                             " (of %" PRId64 "..%" PRId64 "); load another checkpoint",
+                             "%s: %s of tensor '%.200s'%s lacks element %" PRId64 " of %" PRId64 "..%" PRId64
+                             "; load another checkpoint",
                              c->folder, slice_kind_name(s->kind), s->tensor, of, at, s->lo, s->hi);
         }
         if (!read_run(c, &run, (char *)host + (at - s->lo) * slice_kind_bytes(s->kind), err)) return false;

@@ -19,7 +19,7 @@ typedef struct Row {
 // File name patterns at any level of the folder, and what they mean. The first match counts.
 static const Row OURS[] = {
     {"shard_*_of_*.safetensors", "a checkpoint of this program that lacks its manifest.json", NULL},
-    {".iter_*.old", "a checkpoint of this program that a save was replacing when it died", NULL},
+    {".iter_*.old", "a checkpoint of this program that a killed save was replacing", NULL},
 };
 #define CONVERT "build/convert_checkpoint --from-hf"
 #define CONVERT_MEGATRON "build/convert_checkpoint --from-megatron"
@@ -55,12 +55,13 @@ static const Row *known(const Row *rows, size_t count, const char *name) {
 
 static int by_name(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
 
-// Folders to skip: hidden ones (file system snapshots, leftovers of killed saves and deletions) and
-// the file system's own.
+// Returns true for folders to skip: lost+found and hidden ones (file system snapshots, leftovers of
+// killed saves and deletions).
 static bool is_skipped(const char *name) { return name[0] == '.' || strcmp(name, "lost+found") == 0; }
 
-// Walks the tree until it finds a known file. *what: its row, or NULL. *path: its path, or the
-// first file that a fresh run does not have; NULL: none.
+// Searches the tree for a known file. Sets *what to its row and *path to its path. If there is
+// none, *what is NULL and *path the first file that no run writes before its first checkpoint
+// (NULL: none).
 static bool look(FTS *tree, bool also_ours, const Row **what, char **path, Error *err) {
     size_t above = 0;
     int entries = 0;
@@ -87,6 +88,8 @@ static bool look(FTS *tree, bool also_ours, const Row **what, char **path, Error
     return true;
 }
 
+#define OTHER_FOLDER "use a folder with checkpoints of this program, or a new folder to start from scratch"
+
 bool foreign_refuse(const char *folder, bool unless_fresh, Error *err) {
     char *roots[] = {(char *)folder, NULL}, *path = NULL;
     const Row *what = NULL;
@@ -99,12 +102,14 @@ bool foreign_refuse(const char *folder, bool unless_fresh, Error *err) {
         ok = error_set(err, EXIT_CHECKPOINT,
                        "--load %s holds %s (%s), which this program cannot load; convert it with %s", folder,
                        what->what, path, what->tool);
-    } else if (ok && (what || (path && unless_fresh))) {
-        ok = error_set(
-            err, EXIT_CHECKPOINT,
-            "--load %s holds %s (%s), which this program cannot load; use a folder with checkpoints of"
-            " this program, or a new one to start from scratch",
-            folder, what ? what->what : "files but no checkpoint", path);
+    } else if (ok && what) {
+        ok = error_set(err, EXIT_CHECKPOINT,
+                       "--load %s holds %s (%s), which this program cannot load; " OTHER_FOLDER, folder,
+                       what->what, path);
+    } else if (ok && path && unless_fresh) {
+        ok = error_set(err, EXIT_CHECKPOINT,
+                       "--load %s holds no checkpoint, but other files, such as %s; " OTHER_FOLDER, folder,
+                       path);
     }
     free(path);
     return ok;

@@ -418,7 +418,7 @@ static bool check_format(const cJSON *object, const char *path, Error *err) {
     if (version <= FORMAT_VERSION) return true;
     return error_set(err, EXIT_CHECKPOINT,
                      "%s has format version %" PRId64
-                     ", this program reads up to %d; use the newer program that wrote it",
+                     ", but this program reads only versions up to %d; use the newer program that wrote it",
                      path, version, FORMAT_VERSION);
 }
 
@@ -504,8 +504,8 @@ static int64_t first_hole(const Manifest *m, int tensor, SliceKind kind, int nod
     return next / block.count * t->whole[1] + block.first + next % block.count;
 }
 
-// Checks one tensor and kind on all nodes. Stops at the first incomplete node, so that a huge node
-// number costs no time.
+// Checks one tensor and kind on all nodes. Stops at the first incomplete node, so that a damaged
+// manifest with a huge node number costs no time.
 static bool complete_on_nodes(const Manifest *m, int t, SliceKind kind, const char *path, Error *err) {
     int64_t elements = tensor_whole_elements(&m->tensors[t]);
     for (int node = 0; node < m->nodes[kind]; node++) {
@@ -514,8 +514,8 @@ static bool complete_on_nodes(const Manifest *m, int t, SliceKind kind, const ch
         char of[32] = "";
         if (slice_kind_per_node(kind)) snprintf(of, sizeof of, " of node %d", node);
         return error_set(err, EXIT_CHECKPOINT,
-                         "%s: no rank saves %s of '%s'%s from element %" PRId64 " of %" PRId64
-                         "; this is a bug in the program",
+                         "%s: no rank saves %s of '%s'%s starting at element %" PRId64 " of %" PRId64
+                         "; this is a bug, please report it",
                          path, slice_kind_name(kind), m->tensors[t].name, of, hole, elements);
     }
     return true;

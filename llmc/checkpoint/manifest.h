@@ -117,8 +117,8 @@ void manifest_free(Manifest *manifest);
 // Returns the index of a tensor, or -1.
 int manifest_find_tensor(const Manifest *manifest, const char *name);
 // Returns the position in `order` of the first slice of (tensor, kind, node) that ends after this
-// element. That slice need not contain the element; it may belong to another tensor, kind or node,
-// or be slice_count.
+// element. The slice may start after the element, or belong to another tensor, kind or node.
+// Returns slice_count if there is none.
 int manifest_first_slice(const Manifest *manifest, int tensor, SliceKind kind, int node, int64_t row,
                          int64_t column);
 

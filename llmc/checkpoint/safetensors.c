@@ -91,8 +91,8 @@ bool safe_writer_append(SafeWriter *w, const void *data, uint64_t bytes, Error *
     if (w->failed || bytes > w->total - w->written) {
         w->failed = true;
         return error_set(err, EXIT_CHECKPOINT,
-                         "cannot write %s: more data than declared, or append after an error; this is a bug "
-                         "in the program",
+                         "cannot write %s: more data than declared, or append after an error; this is a bug, "
+                         "please report it",
                          w->path);
     }
     w->failed = !write_all(w->fd, data, bytes);

@@ -44,10 +44,10 @@ bool save_folder_lock(const char *directory, double seconds, SaveLock *lock, Err
     }
     if (folder >= 0) close(folder);
     if (reason == EWOULDBLOCK)
-        return error_set(err, EXIT_CHECKPOINT,
-                         "another job is saving into %s; stop it, or choose another --save folder for this "
-                         "one",
-                         directory);
+        return error_set(
+            err, EXIT_CHECKPOINT,
+            "another job is saving into %s; stop it, or choose another --save folder for this job",
+            directory);
     return reason != EEXIST || error_set(err, EXIT_CHECKPOINT,
                                          "%s/%s belongs to another user or is a link; remove it if no job is "
                                          "saving there, or choose another --save folder",
@@ -262,7 +262,7 @@ static bool parse(Lineage *l, const char *text, uint64_t bytes) {
         }
         bool number = p > digits && p - digits <= LINEAGE_DIGITS && (p == end || *p == '\n');
         if (!number || (l->count > 0 && iteration <= l->iterations[l->count - 1])) {
-            snprintf(l->damage, sizeof l->damage, "its line %d is not an iteration after the one above it",
+            snprintf(l->damage, sizeof l->damage, "line %d is not an iteration above the previous one",
                      l->count + 1);
             return false;
         }

@@ -25,11 +25,11 @@ void save_folder_unlock(SaveLock *lock);
 // Returns true if a save of this iteration, the previous or the next one is in progress in the
 // directory, or if this or the next iteration has been saved.
 bool save_folder_in_use(const char *directory, int64_t iteration);
-// Call it before each save. Saves use the directory's path, but the lock follows the directory
-// itself, which may have been moved or removed since; another job may have started in a new one at
-// the same path. If the path now leads to another directory, sets *moved, creates it if it is
-// missing, and moves *lock to it. No-op for NO_SAVE_LOCK. EXIT_CHECKPOINT if another process holds
-// the new one (*lock is then NO_SAVE_LOCK) or it cannot be created.
+// Call before each save. Saves use the directory's path, but the lock follows the directory itself,
+// which may have been moved or removed since; another job may have started in a new one at the same
+// path. If the path now leads to another directory, sets *moved, creates it if it is missing, and
+// moves *lock to it. No-op for NO_SAVE_LOCK. EXIT_CHECKPOINT if another process holds the new one
+// (*lock is then NO_SAVE_LOCK) or it cannot be created.
 bool save_folder_follow(const char *directory, SaveLock *lock, bool *moved, Error *err);
 // Returns true if both paths lead to the same directory.
 bool save_folder_same(const char *a, const char *b);
@@ -49,8 +49,7 @@ bool save_folder_allows_file(uint64_t bytes, Error *err);
 // if necessary. Returns true if the file system does not report free space. EXIT_CHECKPOINT.
 bool save_folder_has_room(const char *directory, uint64_t bytes, Error *err);
 
-// --- existing checkpoints
-// -------------------------------------------------------------------------
+// --- existing checkpoints ------------------------------------------------------------------------
 
 // Iterations saved here by this program, intact or not, by any run, oldest first (malloc'ed; NULL
 // if none).
@@ -64,10 +63,8 @@ bool save_folder_holds(const char *directory, int64_t iteration);
 // not count for retention, are never deleted, and are never used as a fallback for a damaged
 // checkpoint. The file is treated as untrusted input.
 //
-// A separate file, not a parent's name in each manifest, because the lineage must survive manifests
-// that are damaged or deleted: it still names the ancestors of a checkpoint whose manifest is
-// damaged, those before a deleted one, and tells that the checkpoints in the directory are another
-// run's if the run's own ones and the tracker are gone.
+// The lineage is a separate file, because it must survive damaged and deleted manifests. If each
+// manifest named its parent instead, a missing one would hide all earlier checkpoints of the run.
 #define LINEAGE_NAME "checkpoints_of_run.txt"
 enum { LINEAGE_DIGITS = 15, LINEAGE_MOST = 1 << 16, LINEAGE_MAX_BYTES = (LINEAGE_DIGITS + 1) * LINEAGE_MOST };
 
@@ -119,9 +116,9 @@ void save_folder_forecast(const char *directory, const Forecast *forecast, char 
 
 // --- foreign.c -----------------------------------------------------------------------------------
 
-// Inspects a --load directory without a checkpoint of this program. If a run has only just started
-// there, training starts from scratch; anything else is a user error, and the run would silently
-// train from random weights.
+// Inspects a --load directory without a checkpoint of this program. If it only has files that a run
+// writes before its first checkpoint, training starts from scratch. Anything else is a user error:
+// the run would silently train from random weights.
 
 // Fails with EXIT_CHECKPOINT if the directory contains another program's files; the message names
 // the program and the file. unless_fresh: also fails for any file that no run writes before its

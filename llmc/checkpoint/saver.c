@@ -35,9 +35,9 @@ static int64_t first_in_the_way(const Saver *saver, int64_t iteration, const Lin
 }
 
 // Checks that the run does not overwrite checkpoints of other runs. A run that did not resume from
-// this folder must not replace any. A run that did may replace later ones: an abandoned branch, or
-// one that a killed save did not list. Those cannot be distinguished from another run's, so it
-// warns.
+// this folder must not replace any. A run that did may replace later ones, left by an abandoned
+// branch, or by a save that was killed before it listed the checkpoint. They cannot be
+// distinguished from another run's, so this warns.
 static bool replaces_no_others(const Saver *saver, int64_t iteration, Error *err) {
     const Config *c = saver->config;
     Lineage listed = {NULL, 0, false, ""};

@@ -35,10 +35,10 @@ typedef struct Saver {
 // resumes and will replace a checkpoint that its list does not name, or if the disk cannot hold all
 // checkpoints after `iteration`.
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err);
-// Saves a checkpoint; with --async-save only starts to, after finishing the previous one. If the
-// directory was moved or removed since the last save, recreates it, logs a line and starts a new
-// lineage there. EXIT_CHECKPOINT if another job now saves there, or another run's checkpoint would
-// be replaced.
+// Saves a checkpoint. With --async-save, finishes the previous save and only starts this one. If
+// the directory was moved or removed since the last save, recreates it, logs a line and starts a
+// new lineage there. EXIT_CHECKPOINT if another job now saves there, or another run's checkpoint
+// would be replaced.
 bool saver_save(Saver *saver, const RunState *state, Error *err);
 // Returns true while this rank writes in the background.
 bool saver_busy(const Saver *saver);

@@ -83,7 +83,7 @@ static bool warm_up_blas(Error *err) {
     if (space == MAP_FAILED)
         return error_set(err, EXIT_ENVIRONMENT,
                          "out of memory: OpenBLAS needs %zu bytes of workspace; raise ulimit -v "
-                         "or use a larger machine",
+                         "or use a machine with more memory",
                          buffer);
     munmap(space, buffer);
     float *matrices = xcalloc(3 * N * N, sizeof *matrices, "a first matrix product");
@@ -187,8 +187,8 @@ static void *take_memory(size_t bytes, const char *purpose, Error *err) {
     void *memory = fits ? aligned_alloc(ALIGNMENT, rounded) : NULL;
     if (!memory) {
         error_set(err, EXIT_ENVIRONMENT,
-                  "out of memory: %zu bytes for %s, %zu available; "
-                  "use a smaller model, a smaller micro-batch or fewer ranks per machine",
+                  "out of memory: %zu bytes for %s, but only %zu are available; use a smaller model, a "
+                  "smaller micro-batch or fewer ranks per machine",
                   bytes, purpose, available);
         return NULL;
     }

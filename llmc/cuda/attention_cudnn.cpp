@@ -134,7 +134,7 @@ std::string describe(const Attention *a) {
 void notice(const Device *device, const Attention *a, const std::string &reason) {
     if (device->site && device->site->rank > 0) return;
     std::string line = reason.substr(0, reason.find('\n'));
-    warning_print(device->site, "%s: %.600s; this program's own, slower attention kernels are used",
+    warning_print(device->site, "%s: %.600s; using this program's own, slower attention kernels instead",
                   describe(a).c_str(), line.c_str());
 }
 

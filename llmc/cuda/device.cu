@@ -125,11 +125,12 @@ static bool gpu_exists(int index, Error *err) {
             status == cudaSuccess ? "none is visible" : cudaGetErrorString(status));
     }
     if (index >= 0 && index < gpus) return true;
-    return error_set(err, EXIT_ENVIRONMENT,
-                     "GPU %d does not exist: this machine shows %d; start as many ranks per machine as it "
-                     "has GPUs, and let each rank see all of them or only its own "
-                     "(CUDA_VISIBLE_DEVICES)",
-                     index, gpus);
+    return error_set(
+        err, EXIT_ENVIRONMENT,
+        "GPU %d does not exist: this rank sees only %d GPUs; start as many ranks per machine as it "
+        "has GPUs, and let each rank see all of them or only its own "
+        "(CUDA_VISIBLE_DEVICES)",
+        index, gpus);
 }
 
 static bool device_describe(Device *device, Error *err) {
@@ -291,7 +292,8 @@ void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err
         size_t available = 0, total = 0;
         device_memory(device, &available, &total);
         error_set(err, EXIT_ENVIRONMENT,
-                  "out of GPU memory: %zu bytes for %s, %zu of %zu available; use a smaller model, a smaller "
+                  "out of GPU memory: %zu bytes for %s, but only %zu of %zu are available; use a smaller "
+                  "model, a smaller "
                   "micro-batch or --recompute-granularity full",
                   bytes, purpose, available, total);
         return NULL;
@@ -316,9 +318,8 @@ void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err) 
     if (status == cudaSuccess) return memset(memory, 0, bytes);
     cudaGetLastError();  // or the next check_launch reports it
     error_set(err, EXIT_ENVIRONMENT,
-              "out of page-locked host memory: %zu bytes for %s (%s); free memory, raise ulimit -l, or "
-              "do without",
-              bytes, purpose, cudaGetErrorString(status));
+              "out of page-locked host memory: %zu bytes for %s (%s); free memory or raise ulimit -l", bytes,
+              purpose, cudaGetErrorString(status));
     return NULL;
 }
 

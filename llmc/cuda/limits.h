@@ -17,20 +17,21 @@ enum { LIMIT_MULTIPLE = 8, LIMIT_HEAD = 256, LIMIT_HIDDEN = 16384 };
 static inline bool limits_check_model(int C, int NH, int HD, int F, int V, int64_t N, Error *err) {
     const int multiple = LIMIT_MULTIPLE;
     if (C % multiple || C > LIMIT_HIDDEN) {
-        return error_set(err, EXIT_USAGE,
-                         "--hidden-size %d: must be a multiple of %d up to %d on GPUs; change it, or use "
-                         "train_gpt_cpu",
-                         C, multiple, LIMIT_HIDDEN);
+        return error_set(
+            err, EXIT_USAGE,
+            "--hidden-size %d must be a multiple of %d and at most %d on GPUs; change it, or use "
+            "train_gpt_cpu",
+            C, multiple, LIMIT_HIDDEN);
     }
     if (HD % multiple || HD > LIMIT_HEAD) {
         return error_set(err, EXIT_USAGE,
-                         "%d attention heads of size %d: the size must be a multiple of %d up to %d on "
+                         "%d attention heads of size %d: the size must be a multiple of %d and at most %d on "
                          "GPUs; choose another --num-attention-heads",
                          NH, HD, multiple, LIMIT_HEAD);
     }
     if (F % multiple) {
-        return error_set(err, EXIT_USAGE, "--ffn-hidden-size %d: must be a multiple of %d on GPUs", F,
-                         multiple);
+        return error_set(err, EXIT_USAGE, "--ffn-hidden-size %d must be a multiple of %d on GPUs; change it",
+                         F, multiple);
     }
     if (V % multiple) {
         return error_set(err, EXIT_USAGE,
@@ -40,7 +41,7 @@ static inline bool limits_check_model(int C, int NH, int HD, int F, int V, int64
     }
     if (N > INT_MAX) {  // row numbers are 32-bit
         return error_set(err, EXIT_USAGE,
-                         "a micro-batch of %lld tokens: a GPU supports at most %d; use a smaller "
+                         "a micro-batch has %lld tokens, but a GPU supports at most %d; use a smaller "
                          "--micro-batch-size",
                          (long long)N, INT_MAX);
     }

@@ -224,7 +224,8 @@ static bool can_share(PeerMemory *n, int pieces, Error *err) {
     if (!on_one_host(n)) {
         ok = error_set(err, EXIT_ENVIRONMENT, "the ranks of a node run on several hosts");
     } else if (n->size > MAX_PEERS) {
-        ok = error_set(err, EXIT_ENVIRONMENT, "a node has %d ranks; %d can share memory", n->size, MAX_PEERS);
+        ok = error_set(err, EXIT_ENVIRONMENT, "a node has %d ranks, but at most %d can share memory", n->size,
+                       MAX_PEERS);
     } else if (!n->batch || !n->address_range) {
         ok = error_set(err, EXIT_ENVIRONMENT, "the CUDA driver has no cuStreamBatchMemOp; update the driver");
     } else if (pieces > COMM_PIECES || peer_memory_sharing(n)) {

@@ -13,10 +13,11 @@ void op_set_scratch(Device *device, void *memory, size_t bytes) {
 void *op_scratch(Stream *stream, size_t bytes, const char *op) {
     Device *device = stream_device(stream);
     if (bytes > device->scratch_bytes) {
-        fatal(stream_site(stream), EXIT_ENVIRONMENT,
-              "%s needs %zu bytes of scratch, %zu were planned; this is a bug, please report it (a smaller "
-              "--micro-batch-size avoids it)",
-              op, bytes, device->scratch_bytes);
+        fatal(
+            stream_site(stream), EXIT_ENVIRONMENT,
+            "%s needs %zu bytes of scratch, but %zu were planned; this is a bug, please report it (a smaller "
+            "--micro-batch-size avoids it)",
+            op, bytes, device->scratch_bytes);
     }
     if (device->scratch_user && device->scratch_user != stream) {
         // Work on the old stream may still use it, and the stream may no longer exist: wait for

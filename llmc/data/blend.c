@@ -10,7 +10,7 @@
 
 // --- --data-path ---------------------------------------------------------------------------------
 
-// Parses a word that is a number as a whole. Accepts "nan" and "inf", so that they are refused as
+// Parses a word if all of it is a number. Accepts "nan" and "inf", so that they are refused as
 // weights instead of being opened as files.
 static bool parse_number(const char *word, double *value) {
     char *end;
@@ -191,11 +191,11 @@ static bool build_parts(BlendedDataset *d, const DataSource *source, const Split
     return source->weights ? build_weighted(d, source, r, err) : build_list(d, source, r, err);
 }
 
-// A part with ceil(1.005 w n) samples suffices for the first n draws: the lags sum to 0, so the
-// largest one, which is drawn, is non-negative. Hence at most floor(w k) + 1 of the first k < n
-// draws come from this part.
-// Past n the table can exceed a part by one draw. Megatron-LM fails there; here the blend ends
-// before that draw. The error below guards against rounding.
+// A shard of weight w needs at most ceil(1.005 w n) samples for the first n draws. Each draw takes
+// the shard that is furthest below its weight; these deficits sum to 0, so the largest one is not
+// negative. Hence at most floor(w k) + 1 of the first k < n draws come from this shard.
+// After n draws, the table can need one sample more than a shard has. Megatron-LM fails there; here
+// the blend ends before that draw. The error below guards against rounding.
 static bool check_draws(BlendedDataset *d, Error *err) {
     for (int64_t k = 0; k < d->samples; k++) {
         const GptDataset *part = &d->parts[d->blend_shard[k]];
@@ -227,7 +227,7 @@ static bool build_draws(BlendedDataset *d, bool exhaust, Error *err) {
     if (!d->blend_sample) {
         return error_set(err, EXIT_ENVIRONMENT,
                          "out of memory for a blend of %" PRId64
-                         " samples; request fewer or use a larger machine",
+                         " samples; request fewer or use a machine with more memory",
                          d->samples);
     }
     if (node_memory_fills(d->memory)) fill_draws(d, exhaust);

@@ -89,8 +89,8 @@ bool check_ends(const Shard *shard, const LoaderOptions *options, int64_t most, 
     }
     if (!out) return true;
     fprintf(out,
-            " > WARNING: every sampled sequence of %s ends with id %d, none with %d, this vocabulary's EOD; "
-            "--append-eod may have been omitted, or the shard made with another vocabulary\n",
+            " > WARNING: every sampled sequence of %s ends with id %d instead of %d, this vocabulary's EOD; "
+            "--append-eod may have been omitted, or the shard was made with another vocabulary\n",
             shard->prefix, e.last, options->eod);
     return true;
 }

@@ -84,9 +84,8 @@ static int64_t tokens_between(const Shard *shard, int64_t first, int64_t end) {
     return stop - shard_position(shard, first);
 }
 
-// Computes the number of epochs, and whether the last one is shuffled separately. This is the case
-// if less than 80% of it is needed; otherwise samples of the partial epoch would mix with the
-// earlier ones.
+// Computes the number of epochs, and whether the last one is shuffled separately. It is if less
+// than 80% of it is needed, so that the samples of a partial epoch come last.
 static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
     const int64_t s = d->seq_length, per_epoch = d->tokens_per_epoch,
                   sequences = d->end_sequence - d->first_sequence;
@@ -144,8 +143,8 @@ static bool plan(GptDataset *d, int64_t requested, Error *err) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The three indices are filled in this order from one random generator, which is reseeded for every
-// split and every shard of a blend.
+// The document, sample and shuffle index are filled in this order with one random generator, which
+// is reseeded for every split and every shard of a blend.
 
 static void fill_document_index(const GptDataset *d, Mt19937 *rng) {
     const int64_t sequences = d->end_sequence - d->first_sequence;
@@ -193,11 +192,10 @@ static bool allocate(GptDataset *d, Error *err) {
     if (d->document_index) d->sample_index = (uint64_t *)node_memory_alloc(d->memory, entries);
     if (d->sample_index) d->shuffle_index = (uint32_t *)node_memory_alloc(d->memory, shuffled);
     if (d->shuffle_index) return true;
-    return error_set(
-        err, EXIT_ENVIRONMENT,
-        "%s: out of memory for the index of the %s split (%zu MB); request fewer samples or use a "
-        "larger machine",
-        d->shard->prefix, split_name(d->split), (documents + entries + shuffled) >> 20);
+    return error_set(err, EXIT_ENVIRONMENT,
+                     "%s: out of memory for the index of the %s split (%zu MB); request fewer samples or use "
+                     "a machine with more memory",
+                     d->shard->prefix, split_name(d->split), (documents + entries + shuffled) >> 20);
 }
 
 bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, const PartRequest *request,

@@ -18,8 +18,8 @@ static bool check_options(const LoaderOptions *o, Error *err) {
     if (o->seq_length < 1 || o->vocab_size < 1 || o->micro_batch_size < 1 || o->dp_size < 1 ||
         o->dp_rank < 0 || o->dp_rank >= o->dp_size) {
         return error_set(err, EXIT_USAGE,
-                         "sequence length %d, vocabulary %d, micro-batch %d, data-parallel rank %d of %d; "
-                         "use positive sizes",
+                         "invalid sizes: sequence length %d, vocabulary %d, micro-batch %d, data-parallel "
+                         "rank %d of %d; use positive sizes",
                          o->seq_length, o->vocab_size, o->micro_batch_size, o->dp_rank, o->dp_size);
     }
     if (o->mock_data && o->vocab_size < 3) {

@@ -33,10 +33,10 @@ const char *loader_shard_prefix(const Loader *loader, int place);
 // For a blend this is the mean over its shards (--inspect-data lists them separately). -1 for mock
 // data or without a training split.
 double loader_epoch(const Loader *loader, int64_t consumed);
-// Loads this rank's rows of the global micro-batch that starts at sample `consumed`: rows consumed
-// + dp_rank * B + j. Micro-batch k of an iteration starts at the iteration's consumed samples + k *
-// B * dp_size. Not collective. Errors (EXIT_DATA): a token id outside 0..vocab_size-1, with shard,
-// sequence and position; samples past the end of the dataset.
+// Loads this rank's B rows of the global micro-batch that starts at sample `consumed`: row j is
+// sample consumed + dp_rank * B + j. Micro-batch k of an iteration starts at the iteration's
+// consumed samples + k * B * dp_size. Not collective. Errors (EXIT_DATA): a token id outside
+// 0..vocab_size-1, with shard, sequence and position; samples past the end of the dataset.
 bool loader_batch(Loader *loader, int split, int64_t consumed, Batch *batch, Error *err);
 // Prints Megatron's " > datasets target sizes (minimum size):" lines. Then, per split and shard:
 // sequences, tokens, epochs, samples, whether the last epoch is shuffled separately, and the

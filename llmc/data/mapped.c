@@ -1,9 +1,8 @@
 // Handles mapped files that are lost while they are read. See shard.h.
 //
-// The handler runs on the reading thread, at one of the program's own loads, where no operation is
-// in progress and no lock is held; so it may call fatal(). All other SIGBUS signals go to the
-// previous handler. The table and the site are file-scope statics because a signal handler gets no
-// context argument.
+// The handler interrupts a load instruction of this program, not a library function. No lock is
+// held there, so it may call fatal(). All other SIGBUS signals go to the previous handler. The
+// table and the site are file-scope statics because a signal handler gets no context argument.
 #include "llmc/data/shard.h"
 
 #include <assert.h>

@@ -11,9 +11,9 @@
 
 #include "llmc/base/utf8.h"
 
-// Ranges (first, last) with every character whose normalization Unicode 9 defines, that is, with a
-// decomposition, a composition or a combining class, and without any code point that it left
-// unassigned. Later versions of Unicode may not change the normalization of these characters.
+// Ranges (first, last) that contain every character with a decomposition, a composition or a
+// combining class in Unicode 9, and no code point that was unassigned then. Later versions of
+// Unicode cannot change the normalization of these characters.
 // clang-format off
 static const uint32_t unicode_9[][2] = {
     {0x3B, 0x374}, {0x37E, 0x37E}, {0x385, 0x38A}, {0x38C, 0x38C}, {0x38E, 0x3A1}, {0x3A5, 0x4F9},
@@ -83,7 +83,8 @@ static size_t compose(utf8proc_int32_t *characters, size_t count) {
 
 static uint8_t class_of(utf8proc_int32_t c) { return (uint8_t)utf8proc_get_property(c)->combining_class; }
 
-// Marks a character as JOINING if it changes, and the characters that can join it from the right.
+// Marks c as JOINING if normalization changes it, and marks all but the first character of its
+// decomposition, because they can combine with a preceding character.
 static void classify(Nfc *nfc, uint32_t c) {
     utf8proc_int32_t parts[MOST_PARTS];
     size_t count = decompose(c, parts);
@@ -106,7 +107,7 @@ void nfc_free(Nfc *nfc) { free(nfc); }
 
 static uint8_t kind_of(const Nfc *nfc, uint32_t c) { return c < LIMIT ? nfc->kind[c] : OUTSIDE; }
 
-// The first joining character may combine with the one before it.
+// Stops one character before the first joining one, because the two may combine.
 size_t nfc_normal_prefix(const Nfc *nfc, const char *text, size_t bytes) {
     assert(nfc && (text || !bytes));
     for (size_t i = 0; i < bytes;) {

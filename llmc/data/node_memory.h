@@ -7,7 +7,8 @@
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
 
-// All functions but open and close accept NULL: memory of this process alone, without MPI.
+// All functions except open and close accept NULL, which means memory of this process alone,
+// without MPI.
 typedef struct NodeMemory NodeMemory;
 
 // Collective over node; duplicates its communicator. If a rank does not take part in a collective

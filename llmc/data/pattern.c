@@ -46,7 +46,7 @@ static bool property(Translation *t) {
     return refuse(t, "a property that is not a general category");
 }
 
-// Translates \x41, \x{41} or \u0041. For Oniguruma, two digits of 80 or more are a raw byte.
+// Translates \x41, \x{41} or \u0041. In Oniguruma, \x80 to \xff are raw bytes, which are refused.
 static bool code_point(Translation *t) {
     bool braces = t->at[2] == '{', u = t->at[1] == 'u';
     size_t digits = strspn(t->at + 2 + braces, "0123456789abcdefABCDEF"), most = u ? 4 : 2;
@@ -107,8 +107,8 @@ static bool group(Translation *t) {
     return t->at[1] == '?' || t->at[1] == '*' ? refuse(t, "an unknown kind of group") : copy(t, 1);
 }
 
-// Translates {n}, {n,} or {n,m}. The engines differ in a following +, possessive or a repetition,
-// and in a ? after {n}, lazy or optional.
+// Translates {n}, {n,} or {n,m}. The engines disagree on a following + (possessive, or another
+// repetition) and on a ? after {n} (lazy, or optional).
 static bool repetition(Translation *t) {
     size_t first = strspn(t->at + 1, "0123456789"), length = 1 + first;
     bool range = t->at[length] == ',';
@@ -136,11 +136,11 @@ char *pattern_for_pcre2(const char *regex, const char **why, size_t *where) {
     char *text = NULL;
     size_t bytes;
     Translation t = {regex, open_memstream(&text, &bytes), NULL};
-    if (!t.out) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a pattern; use a larger machine");
+    if (!t.out) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a pattern; use a machine with more memory");
     while (*t.at && element(&t)) {
     }
     if (fclose(t.out) != 0)
-        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a pattern; use a larger machine");
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a pattern; use a machine with more memory");
     if (!t.why) return text;
     *why = t.why;
     *where = (size_t)(t.at - regex);

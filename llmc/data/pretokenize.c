@@ -58,7 +58,8 @@ static pcre2_code *compile(const char *regex, const char *file, Error *err) {
                                      &offset, NULL);
     free(text);
     if (!code && error == PCRE2_ERROR_HEAP_FAILED)
-        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for the pre-token pattern; use a larger machine");
+        fatal(NULL, EXIT_ENVIRONMENT,
+              "out of memory for the pre-token pattern; use a machine with more memory");
     if (code) {
         pcre2_pattern_info(code, PCRE2_INFO_MATCHEMPTY, &empty);
     } else {
@@ -108,7 +109,8 @@ PieceSplitter *piece_splitter_create(const PiecePattern *pattern) {
     splitter->context = pcre2_match_context_create(NULL);
     splitter->stack = pcre2_jit_stack_create(STACK_INITIAL_BYTES, STACK_MAX_BYTES, NULL);  // NULL: no JIT
     if (!splitter->match || !splitter->context)
-        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for the pre-token match; use a larger machine");
+        fatal(NULL, EXIT_ENVIRONMENT,
+              "out of memory for the pre-token match; use a machine with more memory");
     pcre2_jit_stack_assign(splitter->context, NULL, splitter->stack);
     for (int byte = 0; byte < 256; byte++) splitter->class[byte] = byte_class(byte);
     return splitter;
@@ -133,7 +135,7 @@ size_t piece_end_pcre2(const PieceSplitter *splitter, const char *text, size_t b
                             splitter->match, splitter->context);
     if (found == PCRE2_ERROR_NOMATCH) return bytes;
     if (found == PCRE2_ERROR_NOMEMORY) {
-        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for pre-tokenization; use a larger machine");
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for pre-tokenization; use a machine with more memory");
     }
     if (found < 0) {
         fatal(NULL, EXIT_ENVIRONMENT,
@@ -190,7 +192,8 @@ static size_t cut_gpt2(const PieceSplitter *splitter, const char *text, size_t b
     return beyond ? piece_end_pcre2(splitter, text, bytes, start) : end;
 }
 
-// Llama 3 and Qwen, which differ in the maximum digits of a piece.
+// Fast path of LLAMA3_PATTERN and QWEN2_PATTERN, which differ in the maximum number of digits in a
+// piece.
 static size_t cut_space(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start) {
     size_t end = run_end(splitter, text, bytes, start, SPACE), line = end;
     if (end < bytes && splitter->class[(uint8_t)text[end]] == BEYOND)

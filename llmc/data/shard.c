@@ -132,7 +132,7 @@ static bool check_header(Shard *s, Error *err) {
                        " boundaries of its header (truncated or damaged)",
                        s->index_bytes, n, m);
     }
-    if (m == 0) return DAMAGED(".idx", "%s document boundaries, at least one (0) is needed", "no");
+    if (m == 0) return DAMAGED(".idx", "%s document boundaries, but at least one (0) is needed", "no");
     s->sequences = (int64_t)n;
     s->documents = (int64_t)m - 1;
     return true;
@@ -177,7 +177,8 @@ static bool check_boundaries(const Shard *s, Error *err) {
     int64_t before = 0;
     for (int64_t i = 0; i <= s->documents; i++) {
         int64_t at = shard_boundary(s, i);
-        if (i == 0 && at != 0) return DAMAGED(".idx", "document boundary 0 is %" PRId64 ", it must be 0", at);
+        if (i == 0 && at != 0)
+            return DAMAGED(".idx", "document boundary 0 is %" PRId64 ", but must be 0", at);
         if (at < before) {
             return DAMAGED(".idx",
                            "document boundary %" PRId64 " is %" PRId64
@@ -188,7 +189,8 @@ static bool check_boundaries(const Shard *s, Error *err) {
     }
     if (before == s->sequences) return true;
     return DAMAGED(".idx",
-                   "the last document boundary is %" PRId64 ", it must equal the %" PRId64 " sequences",
+                   "the last document boundary is %" PRId64
+                   ", but must equal the number of sequences, %" PRId64,
                    before, s->sequences);
 }
 

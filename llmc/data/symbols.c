@@ -89,9 +89,10 @@ bool symbols_of_bytes(const Symbols *s, const Alphabet *alphabet, int32_t byte_i
         size_t length = utf8_write(alphabet->code_point[byte], symbol);
         byte_id[byte] = symbols_find(s, symbol, length);
         if (byte_id[byte] < 0) {
-            return error_set(err, EXIT_DATA,
-                             "%s: no entry for byte 0x%02X (\"%.*s\"); a byte-level vocabulary has all 256",
-                             file, (unsigned)byte, (int)length, symbol);
+            return error_set(
+                err, EXIT_DATA,
+                "%s: no entry for byte 0x%02X (\"%.*s\"); a byte-level vocabulary needs all 256 bytes", file,
+                (unsigned)byte, (int)length, symbol);
         }
     }
     return true;

@@ -10,7 +10,7 @@
 #include "llmc/base/json.h"
 #include "llmc/base/utf8.h"
 
-// files are read into memory
+// because files are read into memory
 #define MAX_FILE_BYTES ((uint64_t)1 << 30)
 
 // State of the parser.

@@ -3,8 +3,8 @@
 // needs no files, and Megatron's NullTokenizer (ids only). Used by preprocess_data (encoding), the
 // trainer (vocabulary size, EOD) and sampling (decoding).
 //
-// BPE ids equal the ids of Hugging Face's `tokenizers`; GPT-2's also match Megatron-LM's
-// GPT2BPETokenizer, the others its HuggingFaceTokenizer. PCRE2's Unicode tables (version_unicode)
+// BPE ids equal the ids of Hugging Face's `tokenizers`. They also equal the ids of Megatron-LM's
+// GPT2BPETokenizer (for GPT-2) or HuggingFaceTokenizer. PCRE2's Unicode tables (version_unicode)
 // decide which characters are letters and digits, so text in recently added scripts may be split
 // differently with other PCRE2 versions.
 #pragma once
@@ -48,7 +48,7 @@ typedef struct TokenBuffer {
     int32_t *ids;
     int64_t count, capacity;
 } TokenBuffer;
-enum { ENCODER_MAX_BYTES = 1 << 30 };  // must be ensured by the caller
+enum { ENCODER_MAX_BYTES = 1 << 30 };  // longest text; checked by the caller
 // Appends the ids of text, `bytes` of UTF-8. Each maximal invalid subpart is read as U+FFFD and
 // counted in *replaced. HUGGING_FACE finds the added tokens of its file in the text, special or
 // not. The other types have no special tokens: "<|endoftext|>" is ordinary text, as in Megatron.
@@ -63,9 +63,9 @@ void token_buffer_append(TokenBuffer *buffer, int32_t id);
 void token_buffer_free(TokenBuffer *buffer);
 
 // Returns the bytes of one id and their number in *bytes. Not NUL-terminated; may be part of a
-// UTF-8 character. EOD and other special tokens give their text, such as "<|endoftext|>";
-// NullTokenizer's ids a space and their decimal form. *bytes is 0 for an id outside the vocabulary
-// (a padding row).
+// UTF-8 character. For EOD and other special tokens, they are the token's text, such as
+// "<|endoftext|>"; for NullTokenizer's ids, a space and the decimal id. *bytes is 0 for an id
+// outside the vocabulary (a padding row).
 const char *tokenizer_decode(const Tokenizer *tokenizer, int id, size_t *bytes);
 
 LLMC_END

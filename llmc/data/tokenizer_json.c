@@ -79,8 +79,8 @@ static int token_id(const Parser *r, const char *text) {
 }
 
 // Assigns the id of an added token: the vocabulary's id of its text, or else the next id after the
-// vocabulary in list order. `tokenizers` assigns these ids regardless of the file, so other ones
-// are refused.
+// vocabulary in list order. `tokenizers` assigns these ids whatever the file says, so a file with
+// other ids is refused.
 static bool assign_added_id(Parser *r, const cJSON *entry, int most) {
     const char *text = content_of(entry);
     int64_t id;
@@ -236,8 +236,8 @@ static bool check_model(Parser *r) {
     if (!cJSON_IsObject(r->model)) return REFUSE("%s has no \"model\"; use a tokenizer.json", r->path);
     if (type && strcmp(type, "BPE") != 0) {
         return REFUSE(
-            "%s: a %.40s tokenizer is not supported; byte-level BPE is (GPT-2's, Llama 3's, Qwen's)", r->path,
-            type);
+            "%s: a %.40s tokenizer is not supported; use a byte-level BPE, as in GPT-2, Llama 3 or Qwen",
+            r->path, type);
     }
     for (size_t i = 0; i < sizeof empty / sizeof *empty; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(r->model, empty[i]);
@@ -272,7 +272,7 @@ static bool each_part(Parser *r, const cJSON *part, const char *members, ReadPar
 
 static bool read_normalizer(Parser *r, const cJSON *part) {
     if (!is_type(part, "NFC"))
-        return REFUSE("%s: the normalizer %.40s is not supported; NFC is", r->path, type_of(part));
+        return REFUSE("%s: the normalizer %.40s is not supported; only NFC is", r->path, type_of(part));
     if (!r->out->nfc) r->out->nfc = nfc_create();  // NFC is idempotent
     return true;
 }
@@ -322,8 +322,8 @@ static bool read_pre_tokenizer(Parser *r, const cJSON *part) {
         // the last step has no pattern, which marks the end
         return (!regex || add_step(r, GPT2_PATTERN, prefix)) && add_step(r, NULL, prefix && !regex);
     }
-    return REFUSE("%s: the pre_tokenizer %.40s is not supported; ByteLevel, Split and Digits are", r->path,
-                  type_of(part));
+    return REFUSE("%s: the pre_tokenizer %.40s is not supported; only ByteLevel, Split and Digits are",
+                  r->path, type_of(part));
 }
 
 // Appends the ids of one token of a template.
@@ -348,7 +348,7 @@ static bool read_template(Parser *r, const cJSON *template) {
     const cJSON *single = cJSON_GetObjectItemCaseSensitive(template, "single"), *item;
     AroundText *around = &r->out->around;
     int texts = 0;
-    if (around->before + around->after) return REFUSE("%s: two templates in the post_processor", r->path);
+    if (around->before + around->after) return REFUSE("%s: the post_processor has two templates", r->path);
     cJSON_ArrayForEach(item, single) {
         const cJSON *token = cJSON_GetObjectItemCaseSensitive(item, "SpecialToken");
         const char *name = token ? json_member_string(token, "id") : NULL;
@@ -364,13 +364,13 @@ static bool read_template(Parser *r, const cJSON *template) {
 static bool read_post_processor(Parser *r, const cJSON *part) {
     if (is_type(part, "ByteLevel")) return true;  // affects offsets only, not ids
     if (is_type(part, "TemplateProcessing")) return read_template(r, part);
-    return REFUSE("%s: the post_processor %.40s is not supported; TemplateProcessing is", r->path,
+    return REFUSE("%s: the post_processor %.40s is not supported; only TemplateProcessing is", r->path,
                   type_of(part));
 }
 
 static bool read_decoder(Parser *r, const cJSON *part) {
     return is_type(part, "ByteLevel") ||
-           REFUSE("%s: the decoder %.40s is not supported; ByteLevel is", r->path, type_of(part));
+           REFUSE("%s: the decoder %.40s is not supported; only ByteLevel is", r->path, type_of(part));
 }
 
 static bool read_parts(Parser *r) {

@@ -205,15 +205,15 @@ static void warn_of_flags(Log *log, int nodes) {
     if (!c->quantized_gradients || ranks == 1 || !log->active) return;
     if (nodes == 1)
         log_line(log,
-                 "WARNING: one node: all gradients use %d bits, --gradient-quantization-bits-inter "
-                 "has no effect",
+                 "WARNING: one node: all gradients use %d bits, so --gradient-quantization-bits-inter has no "
+                 "effect",
                  c->gradient_quantization_bits_intra);
     if (nodes == 1 && c->error_feedback)
         log_line(log,
                  "WARNING: one node: no gradients are sent between nodes, so --error-feedback has no effect");
     if (nodes == ranks)
         log_line(log,
-                 "WARNING: one rank per node: all gradients use %d bits, "
+                 "WARNING: one rank per node: all gradients use %d bits, so "
                  "--gradient-quantization-bits-intra has no effect",
                  c->gradient_quantization_bits_inter);
 }

@@ -290,7 +290,7 @@ static void print_choice(const Config *config, const Row *row, double room, FILE
         fprintf(out, "    not %s, which needs %.1f of the GPU's %.1f GiB\n", presets[fastest].name,
                 row[fastest].memory / 0x1p30, room / 0x1p30);
     if (best + 1 < PRESETS)
-        fprintf(out, "    presets further down affect training more and gain too little\n");
+        fprintf(out, "    presets further down affect training more, but save too little time\n");
 }
 
 static void print_head(const Config *c, int world, const Row *run, FILE *out) {

@@ -59,7 +59,7 @@ static void refuse_unconnected(bool joined) {
         if (!mark || !size || atoi(size) <= 1) continue;
         Error err;
         error_set(&err, EXIT_ENVIRONMENT,
-                  "%s started %s %s that MPI does not join: each would train alone; %s", s->name, size,
+                  "%s started %s %s that MPI does not connect, so each would train alone; %s", s->name, size,
                   s->processes, s->advice);
         // The first process prints the error, and gets 2 s to do so before the others exit. There
         // is no rank to agree with and nothing to abort.

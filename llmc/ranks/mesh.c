@@ -129,7 +129,7 @@ bool mesh_make_replica_groups(Mesh *mesh, Error *err) {
     assert(mesh->world.mpi == MPI_COMM_NULL);
     if (mesh->pp.size > 1 || mesh->per_node != mesh->tp.size * mesh->node.size) {
         return error_set(err, EXIT_USAGE,
-                         "--local-steps needs nodes that hold whole models, and a node has %d ranks here; "
+                         "--local-steps needs the whole model on every node, but a node has only %d ranks; "
                          "lower --tensor-model-parallel-size %d, or drop --pipeline-model-parallel-size %d",
                          mesh->per_node, mesh->tp.size, mesh->pp.size);
     }

@@ -76,7 +76,7 @@ static void explain_idle(const Heartbeat *h, bool waits, double idle, char *text
         snprintf(text, bytes, "waited %.0f s: %.440s; check what stopped it", idle, busy);
     } else {
         snprintf(text, bytes,
-                 "waited %.0f s for the device or another host, no rank of this host is busy; check "
+                 "waited %.0f s for the device or another host, but no rank of this host is busy; check "
                  "whether a GPU hangs (nvidia-smi, dmesg)",
                  idle);
     }
@@ -295,8 +295,8 @@ static Slot *map_slots(Peers host, int *rank, int *size) {
     size_t bytes = 2 * sizeof(Slot);
     map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED) {
-        fatal(host.site, EXIT_ENVIRONMENT, "out of memory: %zu bytes for the heartbeat; use a larger machine",
-              bytes);
+        fatal(host.site, EXIT_ENVIRONMENT,
+              "out of memory: %zu bytes for the heartbeat; use a machine with more memory", bytes);
     }
     return (Slot *)map + 1;
 }

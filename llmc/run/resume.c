@@ -68,8 +68,8 @@ static bool take_folder(Run *run, int64_t iteration) {
     bool locked = save_folder_lock(folder, patience, &run->save_lock, &run->error);
     if (locked ? !save_folder_holds(folder, iteration) : !save_folder_in_use(folder, iteration)) return true;
     return error_set(&run->error, EXIT_COMMUNICATION,
-                     "a node was lost, and another part of the job is saving iteration %lld in %.600s; this "
-                     "part does not overwrite it; restart the job",
+                     "a node was lost, and another part of the job is saving iteration %lld in %.600s, which "
+                     "this part does not overwrite; restart the job",
                      (long long)iteration, folder);
 }
 
@@ -140,7 +140,8 @@ static bool restore_residual(Run *run, const Checkpoint *checkpoint) {
                 config_same_residual(c, checkpoint_arguments(checkpoint));
     if (!fits) {
         log_line(run->log,
-                 "WARNING: the checkpoint has no error-feedback residual that fits this run; it starts at 0");
+                 "WARNING: the checkpoint has no error-feedback residual that fits this run, so the residual "
+                 "starts at 0");
         return true;
     }
     if (checkpoint_state(checkpoint)->skipped_in_a_row > 0) return true;

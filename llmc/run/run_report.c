@@ -27,8 +27,8 @@ static void report_program(Run *run) {
              run->launch.size, mesh_data_ranks(mesh), mesh->tp.size, mesh->pp.size);
     if (mesh->replica_groups.size > 1) {
         log_line(run->log,
-                 "using %d nodes x %d data-parallel ranks%s; nodes train independently, with an outer "
-                 "sync of every bucket each %d steps",
+                 "using %d nodes x %d data-parallel ranks%s; nodes train independently, with an outer sync "
+                 "of each bucket every %d steps",
                  mesh->replica_groups.size, mesh->dp.size, by_flag, run->config.local_steps);
     } else if (mesh->dp.size == mesh->world.size) {
         log_line(run->log, "using %d nodes x %d data-parallel ranks%s", mesh->rail.size, mesh->node.size,

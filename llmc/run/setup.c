@@ -127,7 +127,7 @@ static void compare_split(Run *run, int split) {
     if (!samples) return;
     if (before && samples != before) {
         log_line(run->log,
-                 "the %s split has %lld samples, but %lld in the checkpoint: training continues with the "
+                 "the %s split has %lld samples, but %lld in the checkpoint, so training continues with the "
                  "data in another order",
                  split_name(split), (long long)samples, (long long)before);
     }

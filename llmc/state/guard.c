@@ -47,7 +47,8 @@ void guard_check(AnomalyGuard *s, const StepStatus *v, int64_t iteration, Log *l
         fault_error(v->fault, mesh_status_group(s->mesh)->first + v->fault_rank, s->mesh, err);
     } else if (!finite && c->check_for_nan_in_loss_and_grad && c->on_nan == ON_NAN_ABORT) {
         error_set(err, EXIT_DIVERGED,
-                  "loss %g, gradient norm %g: not finite; the step was not applied; lower --lr, check the "
+                  "the loss (%g) or the gradient norm (%g) is not finite, so the step was not applied; lower "
+                  "--lr, check the "
                   "data, or use --on-nan skip",
                   shown(v->loss), shown(v->grad_norm));
     } else if (!v->applied && c->max_skipped_in_a_row > 0 &&

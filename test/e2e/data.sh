@@ -67,7 +67,7 @@ check "--check-data of byte tokens with a BPE vocabulary" refused 5 "its documen
     --check-data
 numbers() {
     trains 2 --tokenizer-type NullTokenizer --vocab-size 300 || return 1
-    local warning='^ > WARNING: every sampled sequence of .*text_text_document ends with id 256, none with 300'
+    local warning='^ > WARNING: every sampled sequence of .*text_text_document ends with id 256 instead of 300'
     [ "$(grep -c "$warning" "$work/out")" -eq 1 ] || why="not one warning"
     [ -z "$why" ]
 }

@@ -15,7 +15,7 @@ unsealed=(--error-feedback --ddp-bucket-size 1 --eval-interval 1000 --save-inter
     --verify-replicas-interval 1 --make-vocab-size-divisible-by 32)
 run=("${unsealed[@]}" --verify-wire)
 
-lost="WARNING: the checkpoint has no error-feedback residual that fits this run; it starts at 0"
+lost="WARNING: the checkpoint has no error-feedback residual that fits this run, so the residual starts at 0"
 
 # resumed NAME FLAGS...: resumes from iteration 4 of $work/NAME and saves to another directory.
 resumed() {

@@ -56,7 +56,7 @@ skip_train() { trains 2 "${often[@]}" --eval-interval 1000 --load "$work/often" 
     says "validation loss at iteration 60 on validation set"; }
 check "--skip-train requires only the validation samples that it reads" skip_train
 beyond() { trains 2 "${often[@]}" --train-iters 10 --load "$work/often" --override-opt_param-scheduler &&
-    says "the checkpoint is at iteration 60 of 10: nothing is left to train" && says "on validation set"; }
+    says "the checkpoint is at iteration 60 of 10, so nothing is left to train" && says "on validation set"; }
 check "a checkpoint beyond --train-iters is evaluated" beyond
 from often 20 small
 fewer() { # 40 evaluations of 8 samples each, after 20 of 64; 640 training samples used, 160 remain

@@ -366,7 +366,7 @@ static void test_short_staging(Test *t) {
     if (short_here) s.save.staging_bytes--;
     unsigned char *past_end = (unsigned char *)s.save.staging + s.save.staging_bytes;
     *past_end = 0xa5;
-    check(t, same_error(!save_whole(&s.save, &err), &err, "bug in the program") && *past_end == 0xa5,
+    check(t, same_error(!save_whole(&s.save, &err), &err, "this is a bug") && *past_end == 0xa5,
           "staging memory that is too small on one rank");
     if (short_here) s.save.staging_bytes++;
     check(t, save_whole(&s.save, &err) && loads(t, MPI_COMM_WORLD, 450, 2),

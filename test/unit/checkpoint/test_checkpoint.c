@@ -161,9 +161,9 @@ static void missing_columns(void **state) {
         Columns blocks[2];
         const char *says;
     } cases[] = {
-        {{{0, 2}, {3, 2}}, "exp_avg of 'wte' from element 2 of 35"},
-        {{{1, 2}, {3, 2}}, "from element 0 of 35"},
-        {{{0, 2}, {2, 2}}, "from element 4 of 35"},
+        {{{0, 2}, {3, 2}}, "exp_avg of 'wte' starting at element 2 of 35"},
+        {{{1, 2}, {3, 2}}, "starting at element 0 of 35"},
+        {{{0, 2}, {2, 2}}, "starting at element 4 of 35"},
         {{{0, 3}, {2, 3}}, "overlap"},
         {{{0, 3}, {0, 4}}, "overlap"},
     };
@@ -245,7 +245,7 @@ static void kinds_may_be_missing(void **state) {
     assert_false(checkpoint_nodes(c, SLICE_MASTER));
     assert_int_equal(read_range(c, 0, SLICE_WEIGHT, 0, 35, 1, &err), 1);
     assert_int_equal(read_range(c, 0, SLICE_MASTER, 3, 35, 1, &err), 0);
-    assert_non_null(strstr(err.what, "master of tensor 'wte' is not in any shard from element 3 (of 3..35)"));
+    assert_non_null(strstr(err.what, "master of tensor 'wte' lacks element 3 of 3..35"));
     checkpoint_close(c);
 }
 
@@ -297,7 +297,7 @@ static void state_of_nodes(void **state) {
     assert_false(checkpoint_nodes(c, SLICE_LOCAL_EXP_AVG));
     Slice absent = {"wte", SLICE_RESIDUAL, 2, 3, {0, 0}, 3};
     assert_int_equal(read_slice(c, &absent, 3, &err), 0);
-    assert_non_null(strstr(err.what, "residual of tensor 'wte' of node 3 is not in any shard"));
+    assert_non_null(strstr(err.what, "residual of tensor 'wte' of node 3 lacks element"));
     checkpoint_close(c);
     char *shard = read_bytes(f->shard, &bytes);
     assert_non_null(memmem(shard, bytes, "\"wte|residual|4|node 2\"", 23));
@@ -314,8 +314,10 @@ static void nodes_hold_equal_numbers_of_ranks(void **state) {
         Slice slice;  // replaces residual 4..35 of 'wte' on node 1
         const char *says;
     } cases[] = {
-        {{"wte", SLICE_RESIDUAL, 5, 35, {0, 0}, 1}, "residual of 'wte' of node 1 from element 4 of 35"},
-        {{"wte", SLICE_RESIDUAL, 4, 35, {0, 0}, 4}, "residual of 'wte' of node 1 from element 4 of 35"},
+        {{"wte", SLICE_RESIDUAL, 5, 35, {0, 0}, 1},
+         "residual of 'wte' of node 1 starting at element 4 of 35"},
+        {{"wte", SLICE_RESIDUAL, 4, 35, {0, 0}, 4},
+         "residual of 'wte' of node 1 starting at element 4 of 35"},
         {{"wte", SLICE_RESIDUAL, 3, 35, {0, 0}, 1}, "overlap"},
         {{"wte", SLICE_RESIDUAL, 4, 35, {0, 0}, 2}, "overlap"},
         {{"wte", SLICE_RESIDUAL, 4, 35, {0, 0}, -1}, "invalid node"},
@@ -340,14 +342,14 @@ static void nodes_hold_equal_numbers_of_ranks(void **state) {
     add_kind(&s, SLICE_RESIDUAL, 2, 4);
     s.slices[s.save.slice_count++] = (Slice){"h.0|qkv", SLICE_RESIDUAL, 0, 33, {0, 0}, 2};
     assert_false(save_whole(&s.save, &err));
-    assert_non_null(strstr(err.what, "residual of 'wte' of node 2 from element 0"));
+    assert_non_null(strstr(err.what, "residual of 'wte' of node 2 starting at element 0"));
     // Only nodes 0 and 2.
     prepare(&s, f->save, 5, 3, 20);
     int first = s.save.slice_count;
     add_kind(&s, SLICE_RESIDUAL, 2, 4);
     for (int i = first; i < s.save.slice_count; i++) s.slices[i].node *= 2;
     assert_false(save_whole(&s.save, &err));
-    assert_non_null(strstr(err.what, "residual of 'wte' of node 1 from element 0"));
+    assert_non_null(strstr(err.what, "residual of 'wte' of node 1 starting at element 0"));
 }
 
 // A save that would not load is rejected before anything gets its final name.
@@ -360,16 +362,16 @@ static void slices_must_fit(void **state) {
         const char *says;
     } cases[] = {
         {{"wte", SLICE_MASTER, 0, 10, {0, 0}, 0}, "overlap"},
-        {{"wte", SLICE_MASTER, 1, 9, {0, 0}, 0}, "from element 0 of 35"},
-        {{"wte", SLICE_MASTER, 0, 36, {0, 0}, 0}, "bug in the program"},
-        {{"wte", SLICE_MASTER, -1, 9, {0, 0}, 0}, "bug in the program"},
-        {{"wte", SLICE_MASTER, 9, 8, {0, 0}, 0}, "bug in the program"},
-        {{"none", SLICE_MASTER, 0, 9, {0, 0}, 0}, "bug in the program"},
-        {{"wte", SLICE_KINDS, 0, 9, {0, 0}, 0}, "bug in the program"},
+        {{"wte", SLICE_MASTER, 1, 9, {0, 0}, 0}, "starting at element 0 of 35"},
+        {{"wte", SLICE_MASTER, 0, 36, {0, 0}, 0}, "this is a bug"},
+        {{"wte", SLICE_MASTER, -1, 9, {0, 0}, 0}, "this is a bug"},
+        {{"wte", SLICE_MASTER, 9, 8, {0, 0}, 0}, "this is a bug"},
+        {{"none", SLICE_MASTER, 0, 9, {0, 0}, 0}, "this is a bug"},
+        {{"wte", SLICE_KINDS, 0, 9, {0, 0}, 0}, "this is a bug"},
         {{"wte", SLICE_MASTER, 0, 9, {1, 3}, 0}, "overlap"},
         {{"wte", SLICE_MASTER, 0, 9, {0, 4}, 0}, "overlap"},
-        {{"wte", SLICE_MASTER, 0, 9, {4, 2}, 0}, "bug in the program"},
-        {{"wte", SLICE_MASTER, 0, 9, {-1, 2}, 0}, "bug in the program"},
+        {{"wte", SLICE_MASTER, 0, 9, {4, 2}, 0}, "this is a bug"},
+        {{"wte", SLICE_MASTER, 0, 9, {-1, 2}, 0}, "this is a bug"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Saved s;
@@ -396,7 +398,7 @@ static void another_model_is_named(void **state) {
     memcpy(other, MODEL, sizeof MODEL);
     other[1].whole[0] = 14;
     assert_false(checkpoint_check_tensors(c, other, TENSORS, &err));
-    assert_non_null(strstr(err.what, "parameter 1 is 'ln \"w\"' (13), this model's is 'ln \"w\"' (14)"));
+    assert_non_null(strstr(err.what, "parameter 1 is 'ln \"w\"' (13), but this model's is 'ln \"w\"' (14)"));
     assert_null(strstr(err.what, "keep that product"));
     assert_one_line(&err);
     other[1] = MODEL[1];
@@ -406,13 +408,13 @@ static void another_model_is_named(void **state) {
     other[0] = MODEL[0];
     strcpy(other[3].name, "c");
     assert_false(checkpoint_check_tensors(c, other, TENSORS, &err));
-    assert_non_null(strstr(err.what, "parameter 3 is 'b' (1), this model's is 'c' (1)"));
+    assert_non_null(strstr(err.what, "parameter 3 is 'b' (1), but this model's is 'c' (1)"));
     assert_false(checkpoint_check_tensors(c, MODEL, TENSORS - 1, &err));
     assert_non_null(strstr(err.what, "this model's is nothing"));
     other[3] = MODEL[3];
     other[4] = (Tensor){.name = "more", .dims = 1, .whole = {2, 1}};
     assert_false(checkpoint_check_tensors(c, other, TENSORS + 1, &err));
-    assert_non_null(strstr(err.what, "is nothing, this model's is 'more' (2)"));
+    assert_non_null(strstr(err.what, "is nothing, but this model's is 'more' (2)"));
     checkpoint_close(c);
 }
 

@@ -76,11 +76,11 @@ static const Case CASES[] = {
      "checkpoint of this program that lacks its manifest.json (iter_0000005/mp_rank_00/shard_00000"},
     {"mp_rank_00/ mp_rank_00/shard_00000_of_00002.safetensors", NULL, "lacks its manifest.json"},
     {".iter_0000005.old/ .iter_0000005.old/manifest.json", NULL,
-     "that a save was replacing when it died (.iter_0000005.old)"},
-    {"manifest.json", NULL, "is one checkpoint; use its parent folder"},
+     "that a killed save was replacing (.iter_0000005.old)"},
+    {"manifest.json", NULL, "is a single checkpoint; use its parent folder"},
     // Unknown files.
-    {"photo.jpg run.log", NULL, "holds files but no checkpoint (photo.jpg)"},
-    {"thesis/ thesis/chapter1.tex", NULL, "(thesis/chapter1.tex)"},
+    {"photo.jpg run.log", NULL, "holds no checkpoint, but other files, such as photo.jpg"},
+    {"thesis/ thesis/chapter1.tex", NULL, "such as thesis/chapter1.tex;"},
     {"photo.jpg model_optim_rng.pt", NULL, "Megatron-LM"},  // known files are reported first
     // This program's checkpoint without manifest.json: the error comes when it is opened, which
     // then falls back to the previous one.

@@ -268,7 +268,7 @@ static void falls_back_along_the_lineage(void **state) {
         else unlink(f->list);
         Checkpoint *c = checkpoint_open_or_fall_back(f->path, &iteration, peers, note, sizeof note, &err);
         if ((c ? iteration : -1) != cases[i].to) fail_msg("list %d: %d", (int)i, (int)iteration);
-        assert_int_equal(strstr(note, "is damaged: its line 4") != NULL, i == 5);
+        assert_int_equal(strstr(note, "is damaged: line 4") != NULL, i == 5);
         if (!c) assert_non_null(strstr(err.what, "iter_0000005"));
         checkpoint_close(c);
     }
@@ -388,7 +388,7 @@ static void load_of_a_single_checkpoint(void **state) {
     char *one = text_format("%s/iter_0000005", f->path), *empty = text_format("%s/empty", f->path);
     assert_int_equal(checkpoint_find(one, note, sizeof note, &err), -2);
     assert_int_equal(err.code, EXIT_CHECKPOINT);
-    assert_non_null(strstr(err.what, "is one checkpoint; use its parent folder"));
+    assert_non_null(strstr(err.what, "is a single checkpoint; use its parent folder"));
     assert_int_equal(checkpoint_find(f->list, note, sizeof note, &err), -2);
     assert_int_equal(err.code, EXIT_CHECKPOINT);
     assert_non_null(strstr(err.what, "checkpoints_of_run.txt is not a folder"));

@@ -267,9 +267,9 @@ static void other_names_are_refused(void **state) {
 static void missing_tensors_are_refused(void **state) {
     const Work *w = (const Work *)*state;
     replace_text(w->legacy, RANK, "layers.0.mlp.dense_h_to_4h.bias", "layers.0.mlp.x_extra_state.bias");
-    refused(w->legacy, "does not contain all of 'encoder.layers.0.mlp.dense_h_to_4h.bias'");
+    refused(w->legacy, "parts of 'encoder.layers.0.mlp.dense_h_to_4h.bias' are missing");
     replace_text(w->dist, ".metadata", "decoder.final_layernorm.weight", "decoder.final_x_extra_state.wt");
-    refused(w->dist, "does not contain all of 'encoder.final_norm.weight'");
+    refused(w->dist, "parts of 'encoder.final_norm.weight' are missing");
 }
 
 static void other_models_are_refused(void **state) {
@@ -424,7 +424,7 @@ static void factor_without_scaling_is_dropped(void **state) {
 static void wrong_sizes_are_refused(void **state) {
     const Work *w = (const Work *)*state;
     replace_text(w->legacy, FIRST, "ffn_hidden_size", "XXn_hidden_size");
-    refused(w->legacy, "has a different size than the checkpoint's arguments imply");
+    refused(w->legacy, "does not have the size that the checkpoint's arguments imply");
     replace_text(w->legacy, FIRST, "padded_vocab_size", "Xadded_vocab_size");
     refused(w->legacy, "no valid padded_vocab_size");
     replace_text(w->legacy, FIRST, "checkpoint_version", "checkpoint_Xersion");

@@ -550,7 +550,7 @@ static void eod_of_another_vocabulary(void **state) {
         bool good;
         char *text = text_of_check(&o, &good, &checked), words[64];
         assert_int_equal(good, !cases[i].refused);
-        snprintf(words, sizeof words, " ends with id %d, none with 9, ", cases[i].ends[0]);
+        snprintf(words, sizeof words, " ends with id %d instead of 9, ", cases[i].ends[0]);
         assert_int_equal(strstr(text, words) != NULL, cases[i].warns);
         free(text);
         Loader *l = loader_open(&o, (Peers){MPI_COMM_SELF, 0, NULL}, &opened);

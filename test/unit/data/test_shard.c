@@ -335,8 +335,8 @@ static void corrupt(void **state) {
     damage(f, 58, 1, 8, "boundary 0 is 1");
     damage(f, 58, -1, 8, "boundary 0 is -1");
     damage(f, 66, 2, 8, "boundary 2 is 1, less than");
-    damage(f, 82, 1, 8, "must equal the 2 sequences");
-    damage(f, 82, 3, 8, "must equal the 2 sequences");
+    damage(f, 82, 1, 8, "must equal the number of sequences, 2");
+    damage(f, 82, 3, 8, "must equal the number of sequences, 2");
     for (size_t bytes = 0; bytes < sizeof GOLDEN_IDX; bytes++) {
         expect_damage(f, GOLDEN_IDX, bytes, sizeof GOLDEN_BIN, bytes < 34 ? "truncated" : "do not fit");
     }

@@ -145,7 +145,7 @@ static void at_exit(void) { fputs("exit() was called\n", stderr); }
 
 static void *runs_out_of_memory(void *site) {
     set_thread_site((const Site *)site);
-    fatal(NULL, EXIT_ENVIRONMENT, "out of memory; use a larger machine");
+    fatal(NULL, EXIT_ENVIRONMENT, "out of memory; use a machine with more memory");
 }
 
 static void ends_out_of_memory(bool on_a_thread) {
