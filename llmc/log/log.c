@@ -28,8 +28,8 @@ struct Log {
 
 // ---- plain lines and JSON lines -----------------------------------------------------------------
 
-// Reports a write to standard output, which may block until its reader continues, to the heartbeat.
-// begins false: the rank's own phase continues.
+// Tells the heartbeat that this rank writes to standard output, which may block. begins false: the
+// write has ended, and the rank's previous phase continues.
 static void report_write(const Log *log, bool begins) {
     if (!log->site) return;
     Site here = *log->site;
@@ -37,8 +37,8 @@ static void report_write(const Log *log, bool begins) {
     heartbeat_waiting(&here, false);
 }
 
-// Prints the text and a newline in one write, so that lines of several processes do not interleave,
-// and frees it.
+// Prints the text and a newline in one write, so that lines of several processes do not interleave.
+// Frees the text.
 static void print_text(const Log *log, Text *text) {
     text_add(text, "\n");
     report_write(log, true);
@@ -82,7 +82,7 @@ static bool open_json(Log *log, const char *path, Error *err) {
     }
     free(folder);
     if (!made || !append_open(&log->json, path, 0, err)) return false;
-    append_end_line(&log->json);  // a killed run may have left a partial line
+    append_end_line(&log->json);  // ends a partial line that a killed run may have left
     log->has_json = true;
     return true;
 }
@@ -164,7 +164,7 @@ static void write_arguments_to_tensorboard(Log *log, const char *arguments) {
     for (const cJSON *item = all ? all->child : NULL; item; item = item->next) {
         char tag[256];
         char *value = cJSON_IsString(item) ? xstrdup(item->valuestring) : cJSON_PrintUnformatted(item);
-        snprintf(tag, sizeof tag, "%s/text_summary", item->string);  // the Text tab's naming
+        snprintf(tag, sizeof tag, "%s/text_summary", item->string);  // suffix that the Text tab expects
         tensorboard_text(log->tensorboard, tag, 0, value ? value : "");
         free(value);
     }
@@ -198,7 +198,7 @@ static void write_start_json(Log *log, int64_t parameters, int nodes, const char
     log_json(log, &json);
 }
 
-// Warns of flags that have less effect than expected.
+// Warns of flags that have no effect with this number of nodes and ranks.
 static void warn_of_flags(Log *log, int nodes) {
     const Config *c = log->config;
     int ranks = log->world_size;
@@ -222,7 +222,7 @@ void log_start(Log *log, int64_t parameters, int nodes, const char *device) {
     warn_of_flags(log, nodes);
     if (!log->active || (!log->has_json && !log->tensorboard)) return;
     char *arguments = config_to_json(log->config);
-    for (char *c = arguments; *c; c++) {  // makes it one line; within strings, line breaks are escaped
+    for (char *c = arguments; *c; c++) {  // puts all on one line; line breaks in strings are escaped
         if (*c == '\n' || *c == '\t' || *c == '\r') *c = ' ';
     }
     if (log->has_json) write_start_json(log, parameters, nodes, device, arguments);
@@ -232,7 +232,7 @@ void log_start(Log *log, int64_t parameters, int nodes, const char *device) {
 
 // ---- the iteration line -------------------------------------------------------------------------
 
-// Megatron-LM's fields in its order and formats, for tools that parse them.
+// Adds Megatron-LM's fields in its order and formats, for tools that parse them.
 static void add_megatron_fields(Text *line, const Config *config, const IntervalReport *r) {
     text_add(line, " iteration %8lld/%8lld |", (long long)r->last.iteration, (long long)r->train_iters);
     text_add(line, " consumed samples: %12lld |", (long long)r->last.consumed_samples);
@@ -367,11 +367,12 @@ static void write_train_json(Log *log, const StepReport *r) {
     log_json(log, &json);
 }
 
-// If loss and norm are finite, the anomaly guard has reported the reason.
+// Warns if a step was skipped because of a loss or norm that is not finite. The anomaly guard
+// reports other skipped steps.
 static void warn_of_step(Log *log, const StepReport *r) {
     if (!r->skipped || (isfinite(r->loss) && isfinite(r->grad_norm))) return;
     log->skipped++;
-    if (log->skipped & (log->skipped - 1)) return;  // only warn at the 1st, 2nd, 4th, 8th ...
+    if (log->skipped & (log->skipped - 1)) return;  // warns only of the 1st, 2nd, 4th, 8th, ...
     log_line(
         log,
         "WARNING: iteration %lld was skipped: loss or gradient norm is not finite (%lld skipped since the "
@@ -390,7 +391,7 @@ void log_step_scalars(Log *log, const StepReport *report) {
 
 // ---- timers -------------------------------------------------------------------------------------
 
-// Appends a name, padded with dots to 48 characters: "    forward-backward ..............:".
+// Appends a name, padded with dots to 48 characters: "    forward-backward ..............:"
 static void add_timer_label(Text *table, const char *name) {
     int dots = 47 - (int)strlen(name);
     text_add(table, "\n    %s ", name);
@@ -415,16 +416,16 @@ static void add_timer(Text *table, TimingLogOption option, const char *name, con
     }
 }
 
-// Consecutive timers that are collected, printed and written together.
+// Consecutive timers that form one table and one JSON line.
 typedef struct TimerTable {
     const char *kind;   // kind of the JSON line
-    int64_t iteration;  // < 0: none
+    int64_t iteration;  // < 0: outside the training loop
     Timer first;
     int count;
     double divisor;  // divides the times
 } TimerTable;
 
-// Prints the timers that have time and writes their JSON line.
+// Prints the timers that ran on some rank, and writes their JSON line.
 static void print_timers(Log *log, const TimerTable *t, const TimerStats *stats, int world) {
     TimingLogOption option = log->config->timing_log_option;
     Text table = {0}, json = json_begin(t->kind);
@@ -454,7 +455,7 @@ static void print_timers(Log *log, const TimerTable *t, const TimerStats *stats,
     text_free(&json);
 }
 
-// Collects on all ranks and prints on the active one.
+// Collects the timers of all ranks and prints them on the active rank.
 static void collect_and_print(Log *log, Timers *timers, const TimerTable *t, Peers peers, TimerStats *stats) {
     int world = 1;
     MPI_Comm_size(peers.comm, &world);
@@ -487,7 +488,7 @@ void log_phase_timers(Log *log, Timers *timers, Timer first, int count, Peers pe
 
 // ---- validation ---------------------------------------------------------------------------------
 
-// exp(loss), with the loss capped at 20 as in Megatron-LM; NaN stays NaN.
+// Returns exp(loss). Caps the loss at 20, as Megatron-LM does; NaN stays NaN.
 static double perplexity(double loss) { return isnan(loss) ? loss : exp(loss < 20 ? loss : 20); }
 
 static void write_validation_scalars(Log *log, int64_t iteration, int64_t samples, bool test, double loss) {

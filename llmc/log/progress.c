@@ -14,7 +14,7 @@ struct Progress {
     bool active;
     Append file;
     int world_size;
-    double job_start_s, job_start_flops;  // at the start of this process
+    double job_start_s, job_start_flops;  // time and FLOPs at the start of this process
     double run_start_s,
         run_start_flops;  // at the start of the first job since the last change of world size
 };
@@ -33,7 +33,7 @@ static void append_line(Progress *p, const char *what) {
     append_record(&p->file, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
 
-// Parses an earlier line; ignores unknown ones. flops: of the latest checkpoint so far.
+// Parses a line of an earlier job; ignores unknown lines. flops: value of the latest checkpoint.
 static void read_line(Progress *p, const char *line, double *flops) {
     struct tm parts = {.tm_isdst = -1};
     const char *rest = strptime(line, TIME_FORMAT, &parts), *gpus = strstr(line, "\t# GPUs: ");
@@ -97,7 +97,6 @@ bool progress_follow(Progress *progress, const char *save, Error *err) {
     return opened;
 }
 
-// TFLOP/s per GPU.
 static double throughput(const Progress *p, double flops, double seconds) {
     return seconds > 0 ? flops / seconds / 1e12 / p->world_size : 0;
 }

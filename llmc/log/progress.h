@@ -1,5 +1,5 @@
-// <save>/progress.txt of --log-progress, as Megatron-LM writes it over all jobs of a run: one line
-// when a job starts, one per saved checkpoint. Called by llmc/run/setup.c and saver.c.
+// <save>/progress.txt of --log-progress, in Megatron-LM's format: one line for each start of a job
+// and for each saved checkpoint, over all jobs of a run. Called by llmc/run/setup.c and saver.c.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -7,15 +7,15 @@ LLMC_BEGIN
 typedef struct Progress Progress;
 
 // Appends "Starting job" to <save>/progress.txt, creating it and its directory if necessary. Reads
-// from earlier lines when the run started at this world size. active: rank 0 with --log-progress
-// and --save; otherwise nothing is written. flops_so_far: of the whole run, before this job. Error:
-// NULL and EXIT_ENVIRONMENT.
+// from earlier lines when the run started at this world size. active: true on rank 0 with
+// --log-progress and --save; otherwise nothing is written. flops_so_far: FLOPs of earlier jobs.
+// Returns NULL on error (EXIT_ENVIRONMENT).
 Progress *progress_open(const char *save, int world_size, double flops_so_far, bool active, Error *err);
-// Reopens the file after its directory was moved or removed and replaced by another of that name.
-// Error: EXIT_ENVIRONMENT.
+// Reopens the file if its directory has been replaced by another one of the same name. Error:
+// EXIT_ENVIRONMENT.
 bool progress_follow(Progress *progress, const char *save, Error *err);
-// Appends the line of a saved checkpoint: TFLOP/s per GPU of this job, and over all jobs at this
-// world size including the time between them; FLOPs and billions of tokens so far.
+// Appends the line of a saved checkpoint: TFLOP/s per GPU of this job, and of all jobs at this
+// world size including the time between them, then FLOPs and billions of tokens so far.
 void progress_checkpoint(Progress *progress, int64_t iteration, double flops_so_far, double tokens_so_far);
 void progress_close(Progress *progress);
 

@@ -51,7 +51,7 @@ static void put_message(Text *b, int field, Text *message) {
     text_free(message);
 }
 
-// CRC-32C (Castagnoli), masked as in TFRecord. Bit by bit, because records are tens of bytes.
+// Computes CRC-32C (Castagnoli), masked as in TFRecord. Bit by bit, because records are short.
 static uint32_t masked_crc(const char *data, size_t bytes) {
     uint32_t crc = 0xffffffffu;
     for (size_t i = 0; i < bytes; i++) {
@@ -62,7 +62,8 @@ static uint32_t masked_crc(const char *data, size_t bytes) {
     return (crc >> 15 | crc << 17) + 0xa282ead8u;
 }
 
-// TFRecord: u64 length, its CRC, the payload, its CRC. Frees the payload.
+// Returns a TFRecord: u64 length, CRC of the length, payload, CRC of the payload. Frees the
+// payload.
 static Text frame(Text *payload) {
     Text record = {0};
     put_little_endian(&record, payload->length, 8);
@@ -92,7 +93,7 @@ static Text version_record(double wall_time) {
     return frame(&event);
 }
 
-// Wraps one Value into Summary and Event. Frees the value.
+// Wraps a Value in a Summary and an Event. Frees the value.
 static Text value_record(double wall_time, int64_t step, Text *value) {
     Text event = begin_event(wall_time, step), summary = {0};
     put_message(&summary, 1, value);
@@ -110,7 +111,8 @@ static Text scalar_record(double wall_time, int64_t step, const char *tag, float
     return value_record(wall_time, step, &value);
 }
 
-// Format of the text plugin: a string tensor of shape (1), and metadata that names the plugin.
+// Returns a record in the text plugin's format: a string tensor of shape (1), and metadata that
+// names the plugin.
 static Text text_record(double wall_time, int64_t step, const char *tag, const char *text) {
     Text value = {0}, dim = {0}, shape = {0}, tensor = {0}, plugin = {0}, metadata = {0};
     put_key(&dim, 1, WIRE_VARINT);  // TensorShapeProto.Dim { 1: size }

@@ -1,14 +1,14 @@
-// Phase timers: see timers.h. Each start and stop forms a span: two device events, or two readings
-// of the host's clock. Spans are queued until the sum is read; their events are reused.
+// Phase timers: see timers.h. A span is one run of a timer from start to stop, recorded by two
+// device events or two readings of the host's clock. Spans are queued until the sum is read; then
+// their events are reused.
 #include "llmc/log/timers.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
-// Maximum number of queued spans before the older half is read: a log interval of 1000 iterations
-// must not hold 100 000 events. The older half is hundreds of micro-batches old, so reading it does
-// not wait.
+// When this many spans are queued, the older half is read, so that long log intervals do not need
+// too many events. Those spans are hundreds of micro-batches old, so reading them does not wait.
 enum { MAX_QUEUED = 1024 };
 
 typedef struct Span {
@@ -18,12 +18,12 @@ typedef struct Span {
 } Span;
 
 typedef struct Recorder {
-    Span *spans;      // (MAX_QUEUED) ring; spans that are not recorded keep their events for reuse
-    int first, used;  // recorded spans
-    bool running;     // the span after them is open
-    uint64_t range;   // profiler range of the open span: at any level
+    Span *spans;      // (MAX_QUEUED) ring; unused spans keep their events for reuse
+    int first, used;  // range of recorded spans in the ring
+    bool running;     // the span after the recorded ones is open
+    uint64_t range;   // profiler range of the open span; also set for timers above the level
     Stream *stream;   // stream of the open span
-    double seconds;   // already read
+    double seconds;   // sum of the spans that have been read
 } Recorder;
 
 struct Timers {
@@ -91,7 +91,7 @@ static void read_spans(Recorder *r, int n) {
         }
     }
     r->used -= n;
-    r->first = r->used ? (r->first + n) % MAX_QUEUED : 0;  // reuses the same events if all were read
+    r->first = r->used ? (r->first + n) % MAX_QUEUED : 0;  // an empty ring starts over with its first events
 }
 
 static const Site *site_of(const Timers *timers) {
@@ -153,7 +153,7 @@ double timer_take_seconds(Timers *timers, Timer timer) {
     return seconds;
 }
 
-// Minimum and maximum over ranks that have time. row: (world).
+// Returns minimum and maximum over ranks on which the timer ran. row: (world).
 static TimerStats combine(const double *row, int world) {
     TimerStats stats = {0};
     for (int rank = 0; rank < world; rank++) {

@@ -1,15 +1,15 @@
 // Phase timers with Megatron-LM's names, levels and table. Start and stop record device events on a
-// stream, so timing never synchronizes anything within a step; times are read at the log interval.
-// Profilers see every phase under its name, at any level (profile_range_start). Megatron-LM
-// synchronizes the device at every start and stop, and adds a barrier at level 1, so its
-// measurement removes the overlap it should show.
+// stream, which are read at the log interval, so timing does not synchronize within a step.
+// (Megatron-LM synchronizes the device at every start and stop, which removes the overlap of
+// compute and communication.) Profilers see every phase under its name, at any level
+// (profile_range_start).
 #pragma once
 #include "llmc/device.h"
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
 
-// In Megatron's print order. Each has a level (timer_info in timers.c), compared with
-// --timing-log-level.
+// In Megatron-LM's print order. Each timer has a level (timer_info in timers.c), which is compared
+// with --timing-log-level.
 typedef enum Timer {
     TIMER_FORWARD_BACKWARD,
     TIMER_FORWARD_COMPUTE,
@@ -25,8 +25,8 @@ typedef enum Timer {
     TIMER_LOAD_CHECKPOINT,
     TIMER_SETUP,
     TIMER_DATA_SETUP,
-    // Not in Megatron-LM's table: communication that the compute stream waited for, the "exposed
-    // comm" of the iteration line.
+    // Not in Megatron-LM's table: time that the compute stream waited for communication, which is
+    // the "exposed comm" of the iteration line.
     TIMER_EXPOSED_GRADIENTS,
     TIMER_EXPOSED_WEIGHTS,
     TIMERS
@@ -39,34 +39,35 @@ typedef struct Timers Timers;
 Timers *timers_create(Device *device, int level);
 void timers_destroy(Timers *timers);
 const char *timer_name(Timer timer);  // "forward-compute", ...
-// No-op for timers above the level. Nesting a timer in itself is fatal; different timers may nest.
-// stream: stream of the timed work, or NULL for the host's clock.
+// No-op for timers above the level. Different timers may nest, but nesting a timer in itself is
+// fatal. stream: stream of the timed work, or NULL for the host's clock.
 void timer_start(Timers *timers, Timer timer, Stream *stream);
 void timer_stop(Timers *timers, Timer timer, Stream *stream);
-// Returns the seconds since the last reset (waiting for recorded events), and resets. A running
-// timer is counted up to now and continues.
+// Returns the sum in seconds and resets it. Waits for recorded events. A running timer is counted
+// up to now and continues.
 double timer_take_seconds(Timers *timers, Timer timer);
-// Reads `count` timers starting at `first` and combines them over peers. Collective; one
-// all-gather. stats: (count) on every rank, in ms divided by `divisor`. As in Megatron-LM, ranks
-// without time are excluded from the minimum; recorded: some rank has time.
+// A timer combined over ranks, in ms. As in Megatron-LM, ranks on which the timer did not run are
+// excluded. recorded: the timer ran on some rank.
 typedef struct TimerStats {
     double min_ms, max_ms;
     double *rank_ms;  // (world) row of the caller's rank_ms, or NULL
     bool recorded;
 } TimerStats;
-// rank_ms: (count, world) or NULL.
+// Reads `count` timers starting at `first`, divides their times by `divisor` and combines them over
+// peers with one all-gather. stats: (count), set on every rank. rank_ms: (count, world) or NULL.
+// Collective over peers.
 void timers_collect(Timers *timers, Timer first, int count, double divisor, Peers peers, TimerStats *stats,
                     double *rank_ms);
 
-// Exposed communication in ms per step, on the rank that waited least: longer waits on other ranks
-// come from slower GPUs or pipeline bubbles. most_ms: gradients and weights together, on the rank
-// that waited most. On CPU ranks: the duration of the communication itself.
+// Exposed communication in ms per step. gradients_ms, weights_ms: on the rank that waited least,
+// because longer waits on other ranks come from slower GPUs or pipeline bubbles. most_ms: sum of
+// both on the rank that waited most. On CPU ranks: duration of the communication itself.
 typedef struct Exposed {
     double gradients_ms, weights_ms, most_ms;
 } Exposed;
 // Returns averages over the `steps` since the last call. Collective over peers.
 Exposed timers_take_exposed(Timers *timers, double steps, Peers peers);
-// ms: (2, world), each rank's waits for reductions, then for gathers.
+// Computes the result from ms (2, world): each rank's waits for reductions, then for gathers.
 Exposed timers_exposed_of(const double *ms, int world);
 
 LLMC_END

@@ -2,8 +2,8 @@
 //
 // After its last backward pass, the last stage sends the LM head's gradient to the first stage. The
 // first stage adds it before it adds the embedding gradients of its last micro-batch, so that with
-// one micro-batch the summation order is that of an unsplit model. The first stage then sends the
-// sum to the last stage, so both copies are bitwise identical.
+// one micro-batch the summation order is the same as in an unsplit model. The first stage then
+// sends the sum to the last stage, so both copies are bitwise identical.
 #include "llmc/model/gpt.h"
 
 // Returns the number of elements per message. A received message occupies half of dwide.

@@ -14,7 +14,7 @@
 // The hidden state between layers is the residual stream. The addition x += branch is fused into
 // the norm that follows it: a layer leaves its MLP output in gpt->branch, and the first norm of the
 // next layer adds it to the stream. The final norm therefore acts as the first norm of a layer L,
-// and its tensors follow those of the last layer in the tensor table.
+// and its tensors follow the last layer's tensors in the tensor table.
 //
 // Called by micro_batches.c, next_logits.c and tests.
 #include <assert.h>

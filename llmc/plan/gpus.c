@@ -1,4 +1,4 @@
-// Data-sheet figures of GPUs, and the rates derived from them: see plan_report.h.
+// Data-sheet figures of GPUs and sustained rates derived from them: see plan_report.h.
 #include "llmc/plan/plan_report.h"
 
 #include <assert.h>
@@ -8,8 +8,8 @@
 typedef struct Gpu {
     double tflops;  // peak of dense bf16 GEMMs, TFLOP/s
     double memory;  // memory bandwidth, GB/s
-    double inside;  // NVLink or PCIe bandwidth to the other GPUs of a node, GB/s, one direction
-    double gib;     // memory visible to programs
+    double inside;  // NVLink or PCIe bandwidth to other GPUs of the node in one direction, GB/s
+    double gib;     // memory visible to programs, GiB
 } Gpu;
 
 static const Gpu gpus[] = {
@@ -24,9 +24,8 @@ static const Gpu gpus[] = {
     [GPU_RTX_4090] = {.tflops = 165, .memory = 1008, .inside = 32, .gib = 23.6},
 };
 
-// Fractions of peak reached on H200s. GEMMs: fitted to whole forward and backward passes
-// (plan_time.c). Memory: copies reach 4.2 TB/s at best, whole steps 3.8. NVLink: collectives reach
-// 350 GB/s (dev/bench/results/comm_2gpu.json).
+// Fractions of the data-sheet figures that steps reach on H200s: GEMMs (fitted, see plan_time.c),
+// memory traffic, and collectives over NVLink (dev/bench/results/comm_2gpu.json).
 static const double MATMUL_SHARE = 0.75, MEMORY_SHARE = 0.79, INSIDE_SHARE = 0.78;
 
 Rates rates_of(const Config *c, int per_node) {
@@ -43,7 +42,7 @@ Rates rates_of(const Config *c, int per_node) {
     return rates;
 }
 
-// GiB of a process's CUDA context (0.52 measured on H200).
+// Memory of a process's CUDA context in GiB; 0.52 was measured on an H200.
 static const double CONTEXT_GIB = 0.55;
 
 double gpu_room(PlanGpu gpu, const Config *c, const Mesh *mesh) {

@@ -1,5 +1,4 @@
-// Fits the memory plan into the available memory, and reports memory outside the plan: see
-// memory_fit.h.
+// Checks that the memory plan fits, and reports memory used outside the plan: see memory_fit.h.
 #include "llmc/plan/memory_fit.h"
 
 #include <assert.h>
@@ -12,12 +11,12 @@ typedef struct Setting {
     Recompute recompute;
 } Setting;
 
-// Returns the bytes of the plan for another micro-batch size and recomputation setting.
+// Returns the size of the plan with another micro-batch size and recomputation setting.
 static size_t bytes_with(const Config *config, size_t planned, Setting setting, ModelPlan model) {
     Config other = *config;
     other.micro_batch_size = setting.micro_batch;
     other.recompute_granularity = setting.recompute;
-    // Smaller micro-batches mean more of them, and a pipeline may then have more in flight.
+    // With smaller micro-batches there are more of them, and a pipeline may have more in flight.
     other.micro_batches = (int)(config->global_batch_size / ((int64_t)setting.micro_batch * config->dp_size));
     return planned - model.bytes(config, model.mesh) + model.bytes(&other, model.mesh);
 }
@@ -30,8 +29,8 @@ static bool divides(const Config *config, int micro_batch) {
            config->rampup_increment % unit == 0;
 }
 
-// Returns the largest micro-batch size below `limit` that fits with this recomputation; 0 if none
-// does.
+// Returns the largest micro-batch size below `limit` that fits with this recomputation setting, or
+// 0.
 static int largest_micro_batch(const Config *config, size_t planned, size_t share, int limit,
                                Recompute recompute, ModelPlan model) {
     for (int m = limit - 1; m > 0; m--) {
@@ -41,8 +40,8 @@ static int largest_micro_batch(const Config *config, size_t planned, size_t shar
     return 0;
 }
 
-// Returns true if full recomputation fits with the configured micro-batch. Selective recomputation
-// is no alternative, because attention is always recomputed.
+// Returns true if the configured micro-batch fits with full recomputation. Selective recomputation
+// would not save memory, because attention is always recomputed.
 static bool full_fits(const Config *config, size_t planned, size_t share, ModelPlan model) {
     Setting setting = {config->micro_batch_size, RECOMPUTE_FULL};
     return config->recompute_granularity != RECOMPUTE_FULL &&
@@ -90,8 +89,8 @@ bool memory_advice(char *text, size_t bytes, const Config *config, size_t planne
     return true;
 }
 
-// Returns true if a host allocation failed although the device has its own memory. Advice on
-// micro-batches would not help then.
+// Returns true if a host allocation failed and the device has its own memory. Smaller micro-batches
+// do not help then.
 static bool host_failed(const MemoryPlan *memory_plan) {
     for (int i = 0; i < memory_plan->count; i++) {
         const MemoryPlanEntry *entry = &memory_plan->entries[i];
@@ -100,10 +99,10 @@ static bool host_failed(const MemoryPlan *memory_plan) {
     return false;
 }
 
-// GPU memory reserved for libraries outside the plan. Measured (dev/bench/NOTES.md), in MiB: 414
-// for cuBLAS, cuDNN, kernel code and one NCCL communicator; 485 for two nodes of one rank; 1347 if
-// two ranks of a node communicate through NCCL. More ranks need more. Without this reserve the
-// libraries would run out of memory later, with less helpful messages.
+// GPU memory reserved for cuBLAS, cuDNN, kernel code and NCCL, which allocate outside the plan. It
+// depends on whether ranks communicate through NCCL, and whether they do so inside a node; the
+// measurements are in dev/bench/NOTES.md. Without this reserve the libraries would run out of
+// memory later, with less helpful messages.
 enum { LIBRARIES_MIB = 512, AND_NCCL_MIB = 1280, AND_NCCL_IN_NODE_MIB = 2048 };
 
 bool memory_nccl_in_node(const Config *config, const Mesh *mesh) {
@@ -146,8 +145,8 @@ bool memory_host_fits(size_t bytes, int ranks, size_t available, Error *err) {
 bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelPlan model,
                      Error *err) {
     size_t share = memory->share_before > memory->reserved ? memory->share_before - memory->reserved : 0;
-    // Check host memory first: page-locking would fail on some rank, or the OOM killer would end
-    // one. On CPU ranks it is part of the device memory checked below.
+    // Check host memory before page-locking fails on some rank or the OOM killer ends one. On CPU
+    // ranks it is part of the device memory, which is checked below.
     bool apart = memory->host && device_kind()->own_memory;
     if (apart && !memory_host_fits(memory->host, memory->host_ranks, memory->host_before, err)) return false;
     if (memory_plan_allocate_within(memory_plan, memory->device, share, memory->sharers, err)) return true;
@@ -158,8 +157,8 @@ bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *conf
                  memory->reserved >> 20);
     else snprintf(err->what + length, sizeof err->what - length, "; ");
     length = strlen(err->what);
-    // An allocation may fail although enough memory is free (fragmentation). Then also suggest a
-    // smaller plan.
+    // If fragmentation made the allocation fail although enough memory is free, suggest a smaller
+    // plan too.
     if (share >= memory->planned) share = memory->planned - 1;
     memory_advice(err->what + length, sizeof err->what - length, config, memory->planned, share, model);
     return false;
@@ -171,8 +170,8 @@ void memory_report(Memory *memory, Log *log, int64_t iterations) {
     const double MB = 0x1p20;
     double allocated = (double)device_allocated(memory->device), before = (double)memory->taken_before,
            taken = (double)device_taken(memory->device);
-    // device_taken covers the whole GPU, and ranks that share it have equal plans. On CPUs it
-    // covers this process only.
+    // device_taken includes all ranks that share the GPU, which have equal plans. On CPUs it
+    // includes only this process.
     bool own_memory = device_kind()->own_memory;
     double plans = own_memory ? allocated * memory->sharers : allocated + (double)memory->host;
     double outside = taken - before - plans;

@@ -1,4 +1,4 @@
-// Prints the report of --plan: see plan_report.h. Figures that scripts parse come first, then a
+// Prints the report of --plan: see plan_report.h. Details, which scripts parse, come first, then a
 // summary for readers.
 #include "llmc/plan/plan_report.h"
 
@@ -12,18 +12,17 @@
 
 // --- the stages of a pipeline ---------------------------------------------------------------
 
-// Plan of one rank that represents stages [first, end). The middle stages are represented by the
-// first of them, which has the most micro-batches in flight.
+// Plan of one rank, which represents the pipeline stages [first, end). The first of the middle
+// stages represents all of them, because it has the most micro-batches in flight.
 typedef struct StagePlan {
     int first, end;
-    Mesh mesh;  // mesh of that rank
+    Mesh mesh;
     Zero *zero;
     MemoryPlan memory_plan;
     StepTraffic traffic;
 } StagePlan;
 
-// First, middle and last stages, if they exist.
-enum { MOST_STAGES = 3 };
+enum { MOST_STAGES = 3 };  // first, middle and last stages
 typedef struct Stages {
     StagePlan stage[MOST_STAGES];
     int count;
@@ -58,7 +57,7 @@ static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, Error
 }
 
 // Counts the parameters of the whole model, and how many of them are in vectors. The planned ranks
-// are the first of their tensor-parallel groups and count the tensors that the whole group holds.
+// have tensor-parallel rank 0, which counts the tensors that are replicated in the group.
 static void count_parameters(const Stages *stages, int64_t *all, int64_t *vectors) {
     *all = *vectors = 0;
     for (const StagePlan *s = stages->stage; s < stages->stage + stages->count; s++) {
@@ -111,7 +110,7 @@ static void print_parts(const Config *c, const Stages *stages, FILE *out) {
     }
 }
 
-// Appends the stage to a title, if there are several.
+// Appends the stage to a title if there are several stages.
 static void print_whose(const StagePlan *s, FILE *out) {
     if (s->mesh.pp.size > 1) fprintf(out, " of stage %d, which needs the most memory", s->first);
     fputc('\n', out);
@@ -142,8 +141,8 @@ static void print_layout(const StagePlan *s, FILE *out) {
 
 static const char *codec_name(int codec) { return codec_info(codec).name; }
 
-// Prints the codecs of the hops in use: "gradients inside a node: int8, between nodes: int4;
-// weights: int4 differences".
+// Prints the codecs in use, such as "gradients inside a node: int8, between nodes: int4; weights:
+// int4 differences".
 static void print_codecs(const BucketLayout *plan, const GradFormat *grad, const WeightFormat *weight,
                          FILE *out) {
     bool inside = plan->options.per_node > 1, between = plan->options.nodes > 1;
@@ -163,7 +162,8 @@ static void print_hop(FILE *out, const char *name, double formula, int64_t bytes
             formula, rest);
 }
 
-// One line per bucket; dev/bench/comm_bound.py computes the best possible schedule from them.
+// Prints one line per bucket. dev/bench/comm_bound.py computes the best possible schedule from
+// these lines.
 static void print_bucket_wire(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight,
                               FILE *out) {
     for (int b = 0; b < traffic->plan->buckets; b++) {
@@ -175,12 +175,12 @@ static void print_bucket_wire(const StepTraffic *traffic, const GradFormat *grad
     }
 }
 
-// Bytes of gradients and weights that a node sends to other nodes in a step.
+// Returns the bytes of gradients and weights that a node sends to other nodes per step.
 static double node_egress(const Mesh *mesh, const WireBytes *bytes) {
     return (double)(bytes->grad_inter + bytes->weight_inter) * mesh->per_node;
 }
 
-// With replica groups, prints the codec of the outer all-reduce every H steps.
+// Prints the codec of the outer all-reduce between replica groups.
 static void print_exchange(const Config *c, const Mesh *mesh, const GradFormat *grad, FILE *out) {
     if (mesh->replica_groups.size == 1) return;
     fprintf(out,
@@ -202,7 +202,7 @@ static void print_wire_of(const StagePlan *s, const GradFormat *grad, FILE *out)
     print_hop(out, "weights, between nodes", formula.weight_inter, bytes.weight_inter);
     print_bucket_wire(&s->traffic, grad, weight, out);
     double egress = node_egress(&s->mesh, &bytes);
-    // Distinct parameters in a node; with model parallelism a node holds several shards.
+    // Number of distinct parameters in a node, which may hold several model-parallel shards.
     double parameters = (double)plan->parameters * s->mesh.per_node / plan->options.per_node;
     fprintf(out, "  between nodes, out of each node    %16.0f  = %.4f bytes per parameter\n", egress,
             egress / parameters);
@@ -259,7 +259,7 @@ static bool all_fit(const Config *config, const Stages *stages, int micro_batch,
 }
 
 // Returns the largest micro-batch size, up to MOST_SEQUENCES, with which all stages fit into
-// `share` bytes. It need not divide the global batch, which the user can change.
+// `share` bytes. It need not divide the global batch size, which the user can change.
 enum { MOST_SEQUENCES = 4096 };
 static int largest_micro_batch(const Config *config, const Stages *stages, double share) {
     int fits = 0;
@@ -290,8 +290,7 @@ static void print_gib(const StagePlan *s, FILE *out) {
     fprintf(out, "\n");
 }
 
-// Returns the largest micro-batch size with which this config fits into `share` bytes; 0 if none
-// does.
+// Returns the largest micro-batch size with which this config fits into `share` bytes, or 0.
 static int fits_with(const Config *c, const Mesh *mesh, double share) {
     Stages stages;
     Error err;
@@ -301,7 +300,7 @@ static int fits_with(const Config *c, const Mesh *mesh, double share) {
     return most;
 }
 
-// If no micro-batch fits, suggests the first sharding strategy that does, with full recomputation.
+// Suggests the first sharding strategy that fits with full recomputation, if no micro-batch does.
 static void print_strategy(const Config *c, const Mesh *mesh, double share, FILE *out) {
     static const struct {
         Sharding sharding;
@@ -360,8 +359,8 @@ static void print_fits(const Config *c, const Stages *stages, FILE *out) {
 
 // --- summary: bytes between nodes ---------------------------------------------------------------
 
-// GB that a node sends to other nodes per step, without padding: matrices by formula, plus tails.
-// Stages on the same node are assumed to be of equal size.
+// Returns the GB that a node sends to other nodes per step, without padding. Assumes that stages on
+// the same node have equal sizes.
 static double preset_egress(const StagePlan *s, const GradFormat *grad, const WeightFormat *weight) {
     const BucketLayout *plan = layout_of(s);
     WireFormula formula = traffic_formula(&s->traffic, grad, weight);
@@ -374,7 +373,7 @@ static double preset_egress(const StagePlan *s, const GradFormat *grad, const We
 static void print_presets(const StagePlan *s, FILE *out) {
     const GradFormat fp32 = {.intra_codec = CODEC_FP32, .inter_codec = CODEC_FP32, .tail_codec = CODEC_FP32};
     const GradFormat bf16 = {.intra_codec = CODEC_BF16, .inter_codec = CODEC_BF16, .tail_codec = CODEC_BF16};
-    // The paper's preset, as in configs/sdp4bit.args.
+    // The same as configs/sdp4bit.args.
     const GradFormat four = {.intra_codec = CODEC_INT8,
                              .inter_codec = CODEC_INT4,
                              .intra_group = 128,
@@ -391,9 +390,8 @@ static void print_presets(const StagePlan *s, FILE *out) {
             less / least);
 }
 
-// Returns the maximum number of bytes that a node sends to nodes of other stages per step. A rank
-// whose neighboring stage is on another node sends in one or both directions; with several chunks
-// the last stage also sends to the first.
+// Returns the maximum over nodes of the bytes sent per step to pipeline stages on other nodes. With
+// several chunks per stage, the last stage also sends to the first.
 static double pipeline_egress(const Config *c, const Mesh *mesh) {
     int stage = mesh->pp.stride, ranks = stage < mesh->per_node ? stage : mesh->per_node;
     int nodes_in_line = stage < mesh->per_node ? mesh->nodes : mesh->pp.size;

@@ -11,28 +11,28 @@
 
 // --- load of one step of one rank -----------------------------------------------------------
 
-// Memory traffic in bytes per element: AdamW on the shard; gradient norm and new weights after
-// backward; quantization, overlapped with backward. The last two are fitted so that predicted steps
-// match measured ones (dev/bench/README.md).
+// Memory traffic in bytes per element of AdamW on the shard, of gradient norm and new weights after
+// backward, and of quantization, which overlaps with backward. The last two are fitted such that
+// predicted step times match measured ones (dev/bench/README.md).
 enum { ADAMW_BYTES = 30, TAIL_BYTES = 12, QUANTIZE_BYTES = 12 };
-// AdamW on the host, with 16 cores per GPU: host memory traffic in bytes per element, and bytes per
-// ms, from dev/bench/results/strategies_1gpu.json.
+// AdamW on the host with 16 cores per GPU: memory traffic in bytes per element, and rate in bytes
+// per ms (dev/bench/results/strategies_1gpu.json).
 enum { HOST_ADAMW_BYTES = 32 };
 static const double HOST_MEMORY = 8.2e7;
-// Latency in ms of a reduction or gather of tensor parallelism (dev/bench/NOTES.md).
+// Latency in ms of a tensor-parallel reduction or gather (dev/bench/NOTES.md).
 static const double TENSOR_MESSAGE = 0.042;
-// Cost of forward and backward besides GEMMs, fitted to 125M, 350M and 1.3B on H200s
-// (dev/bench/README.md): memory traffic in bytes per element of a layer's input and per logit, and
-// ms per layer lost in small GEMMs.
+// Cost of forward and backward in addition to GEMMs at full rate: memory traffic in bytes per
+// element of a layer's input, in bytes per logit, and ms per layer lost in small GEMMs. Fitted to
+// models of 125M to 1.3B parameters on H200s (dev/bench/README.md).
 enum { LAYER_BYTES = 180, LOGIT_BYTES = 6 };
 static const double LAYER_IDLE = 0.26;
-// Slowdown of compute by overlapped communication, which uses some SMs and memory bandwidth.
+// Slowdown of compute by overlapping communication, which uses some SMs and memory bandwidth.
 static const double BESIDE_MESSAGES = 1.02;
 
-// Lossless coding and decoding of weights on an H200, in bytes per ms (dev/bench/NOTES.md).
+// Rates of lossless weight coding and decoding on an H200, in bytes per ms (dev/bench/NOTES.md).
 static const double CODE_SPEED = 5.1e8, DECODE_SPEED = 6.1e8;
 
-// Size of losslessly coded weights relative to bf16, which is the worst case.
+// Returns the size of losslessly coded weights relative to bf16, which is their maximum size.
 static double lossless_share(const Config *c) { return c->plan_lossless_bits / 16; }
 
 
@@ -67,8 +67,8 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
     return load;
 }
 
-// Lossless weights: all buckets are updated and coded before the first one is sent, because payload
-// sizes are not known earlier.
+// Adds the time of lossless weight coding. All buckets are updated and coded before the first one
+// is sent, because the payload sizes are not known earlier.
 static void code_weights(StepLoad *load, const BucketLayout *plan, double share) {
     double before = 0;
     for (int b = 0; b < load->buckets; b++) {
@@ -82,8 +82,8 @@ static void code_weights(StepLoad *load, const BucketLayout *plan, double share)
     load->bucket[0].update = before;
 }
 
-// Compute time of one micro-batch, forward and backward, in ms per model-parallel rank. Full
-// recomputation adds a second forward pass of the layers.
+// Compute times of one micro-batch in ms, forward and backward together, on a model-parallel rank.
+// Full recomputation adds a second forward pass of the layers.
 typedef struct PassTimes {
     double layers, head;
 } PassTimes;
@@ -107,7 +107,7 @@ static PassTimes computed_passes(const Config *c, const Mesh *mesh) {
     };
 }
 
-// computed_passes, scaled to --plan-step-ms or --plan-tflops if given.
+// Returns computed_passes, scaled to --plan-step-ms or --plan-tflops if one is given.
 static PassTimes pass_times(const Config *c, const Mesh *mesh) {
     PassTimes t = computed_passes(c, mesh);
     double ms = t.layers + t.head, given = ms;
@@ -136,10 +136,9 @@ static void distribute_compute(StepLoad *load, const Config *c, const Mesh *mesh
 }
 
 // Adds exposed communication of tensor and pipeline parallelism, at the speed of the slowest link
-// involved. Tensor parallelism is fully exposed. Pipeline messages overlap with compute; they are
-// exposed as far as they take longer, and while the pipeline fills and drains, where one message
-// crosses all stages in each direction. The exchange of the tied embedding's gradient follows
-// backward.
+// involved. Tensor parallelism is fully exposed. Pipeline messages overlap with compute, except for
+// the time by which they exceed it, and for one message through all stages in each direction while
+// the pipeline fills and drains. The exchange of the tied embedding's gradient follows backward.
 static void add_waits(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
     int stages = mesh->pp.size;
     double tensor = mesh->tp.size <= mesh->per_node ? rates.inside : rates.between;
@@ -153,8 +152,8 @@ static void add_waits(StepLoad *load, const Config *c, const Mesh *mesh, Rates r
     load->waits += fmax(0, hops - passes) + once / load->micro_batches;
 }
 
-// Adds the slowdown of overlapped communication and the cost of quantization. elements: gradient
-// elements of the rank.
+// Adds the slowdown by overlapping communication and the cost of quantization. elements: number of
+// gradient elements of the rank.
 static void slow_passes(StepLoad *load, double elements, Rates rates) {
     double layers = 0;
     for (int b = 0; b < load->buckets; b++) layers += load->bucket[b].layers;
@@ -170,8 +169,8 @@ typedef struct Row {
     double ms;          // step time; 0: the preset is incompatible with this run
     double compute_ms;  // forward and backward without communication
     double exposed_ms;  // exposed communication
-    double gigabytes;   // sent out of each node
-    double memory;      // planned GPU memory, bytes
+    double gigabytes;   // GB that each node sends to other nodes
+    double memory;      // planned GPU memory in bytes
     double error;       // relative error of the reduced gradient
 } Row;
 
@@ -232,7 +231,6 @@ static Row plan_row(const Config *c, const Mesh *like) {
     return row;
 }
 
-// Throughput of all ranks.
 static double tokens_per_second(const Config *c, const Row *row) {
     return (double)c->global_batch_size * c->seq_length / row->ms * 1e3;
 }
@@ -247,7 +245,7 @@ static void print_row(const Config *c, const char *name, const Row *row, FILE *o
             tokens_per_second(c, row), 100 * row->error);
 }
 
-// Prints the run under one sharding strategy.
+// Prints the run with one sharding strategy.
 static void print_strategy(Config c, Sharding sharding, bool offload, const char *name, const Mesh *mesh,
                            FILE *out) {
     c.sharding = sharding;
@@ -269,8 +267,8 @@ static void print_strategies(const Config *config, const Mesh *mesh, FILE *out) 
     print_strategy(*config, SHARD_PARAMETERS, true, "optim_grads_params, offload", mesh, out);
 }
 
-// Recommends one of the presets that fit into GPU memory, or of all presets if none fits; the
-// memory section above then gives advice.
+// Recommends one of the presets that fit into GPU memory. If none fits, chooses among all presets;
+// the memory section of the report then gives advice.
 static void print_choice(const Config *config, const Row *row, double room, FILE *out) {
     double ms[PRESETS], held[PRESETS];
     for (int i = 0; i < PRESETS; i++) {

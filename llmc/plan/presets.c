@@ -3,8 +3,8 @@
 
 #include <math.h>
 
-// A preset with fewer bits must be at least 10 % faster, more if its error is larger. Local steps
-// are a different algorithm and must be 50 % faster.
+// Required gain of a preset with fewer bits: 10 %, and more for those with a larger error. Local
+// steps, which are a different algorithm, must gain 50 %.
 #define FEWER_BITS 1.1
 const Preset presets[PRESETS] = {
     {"baseline", 1, "no flags", "nothing is quantized", .gradient_bits = 0},
@@ -42,7 +42,7 @@ static void quantize_gradients(Config *c, const Preset *preset) {
 
 static void quantize_weights(Config *c, const Preset *preset) {
     c->quantized_weights = preset->weight_bits > 0 || preset->lossless;
-    // Runs that shard the weights over all ranks add --weight-quantization-method direct.
+    // Runs that shard the weights over all ranks need --weight-quantization-method direct.
     bool world = c->sharding == SHARD_PARAMETERS && c->shard_scope == SHARD_IN_WORLD;
     c->weight_quantization_method = preset->lossless ? WEIGHT_LOSSLESS
                                     : world          ? WEIGHT_DIRECT
@@ -69,9 +69,9 @@ Config preset_config(const Config *run, const Preset *preset) {
     return c;
 }
 
-// Error of a uniform codec. The step size is the group's maximum divided by the number of levels,
-// and values are uniformly distributed between two levels. E[max^2] is the integral of 2x P(max >
-// x).
+// Returns the error of a uniform codec, assuming that values are uniformly distributed between two
+// levels. The step size is the group's maximum divided by the number of levels, and E[max^2] is the
+// integral of 2x P(max > x).
 static double uniform_error(int levels, int group, Rounding rounding) {
     const double end = 9, width = 1e-3;
     double square = 0;
@@ -84,8 +84,9 @@ static double uniform_error(int levels, int group, Rounding rounding) {
 static double density(double x) { return isinf(x) ? 0 : exp(-x * x / 2) / sqrt(2 * acos(-1)); }
 static double below(double x) { return isinf(x) ? 1 : erfc(-x / sqrt(2)) / 2; }
 
-// Error of EDEN: E[q^2] / E[zq]^2 - 1, with q the level of z, because the scale makes the decoded
-// vector exact along z. Groups of 256 have fewer outliers, which makes them about 6 % better.
+// Returns the error of EDEN: E[q^2] / E[zq]^2 - 1, where q is the level of z, because the scale
+// makes the decoded vector exact along z. Groups of 256 have fewer outliers than a Gaussian vector,
+// which reduces the error by about 6 %.
 static double eden_error(int bits) {
     int levels = 1 << (bits - 1);
     double squares = 0, product = 0, low = 0;
@@ -99,8 +100,8 @@ static double eden_error(int bits) {
     return squares / (product * product) - 1;
 }
 
-// bf16 rounds to nearest with 8 bits: a value m * 2^e, m in [1, 2), has an error of at most
-// 2^-8 * 2^e. Its mean square is 2^-14 / 12 * 2^2e, and about half of that relative to the value.
+// Rounding m * 2^e (m in [1, 2)) to bf16 has an error of at most 2^-8 * 2^e. The mean square of the
+// error is 2^-14 / 12 * 2^2e; relative to the mean square of the value it is about half of this.
 static const double BF16_ERROR = 0x1p-14 / 12 / 2;
 
 double codec_gaussian_error(Codec codec, int group, Rounding rounding) {

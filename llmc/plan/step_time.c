@@ -5,31 +5,31 @@
 #include <math.h>
 #include <stdlib.h>
 
-// Carries one message at a time, in order. After an idle period, up to `burst` ms of traffic pass
-// at once.
+// A link that sends one message at a time, in order. After an idle period, the first `burst` ms of
+// traffic take no time.
 typedef struct Link {
     double free, burst;
 } Link;
 static Link idle_link(double burst) { return (Link){.free = -INFINITY, .burst = burst}; }
 
-// Returns the time at which a message that is ready at `start` has been sent.
+// Sends a message that is ready at `start` and takes `time` ms. Returns when it has arrived.
 static double carry(Link *link, double start, double time) {
     link->free = fmax(start - link->burst, link->free) + time;
     return fmax(start, link->free);
 }
 
-// Simulation state; carries over from step to step.
+// Simulation state, which carries over from step to step.
 typedef struct Clock {
     double now;
-    double *weights;       // (buckets) time at which updated weights arrive
+    double *weights;       // (buckets) time at which the updated weights have arrived
     int held[2];           // bucket in each of the two slots for gathered weights; -1: none
-    double slot_free[2];   // time at which compute no longer needs the slot
-    double gather_free;    // time at which the links have finished the last gather
-    Link inside, between;  // links, for gradients
-    double reduced;        // time at which the last reduction finished
+    double slot_free[2];   // time at which compute has finished with the slot
+    double gather_free;    // time at which the last gather has finished
+    Link inside, between;  // links for gradients, inside and between nodes
+    double reduced;        // time at which the last reduction has finished
 } Clock;
 
-// Waits for the weights of bucket b. A gather starts as soon as its slot is free.
+// Advances the clock until bucket b has its weights. A gather starts as soon as its slot is free.
 static void wait_for_weights(Clock *clock, const StepLoad *load, int b, bool backward) {
     const BucketLoad *bucket = &load->bucket[b];
     double ready = clock->weights[b];
@@ -61,8 +61,8 @@ static void micro_batch(Clock *clock, const StepLoad *load, bool last) {
     }
 }
 
-// The optimizer waits for all gradients, because clipping needs their norm. Each bucket's weights
-// are sent as soon as they are updated.
+// Runs the optimizer, which waits for all gradients because clipping needs their norm. Each
+// bucket's weights are sent as soon as they are updated.
 static void update(Clock *clock, const StepLoad *load) {
     Link between = idle_link(load->burst), inside = idle_link(0);
     double updated = fmax(clock->now, clock->reduced) + load->memory;
@@ -83,8 +83,7 @@ static void step(Clock *clock, const StepLoad *load) {
     update(clock, load);
 }
 
-// Simulates steps until the step time is periodic, usually after a few steps.
-enum { MOST_STEPS = 100 };
+enum { MOST_STEPS = 100 };  // the step time is usually periodic after a few steps
 double step_time(const StepLoad *load) {
     assert(load && load->buckets > 0 && load->micro_batches > 0);
     Clock clock = {.held = {-1, -1}};
@@ -122,8 +121,8 @@ double step_time_alone(const StepLoad *load) {
     return ms;
 }
 
-// Returns the sync slot of bucket b: the step within a period at which its outer sync starts. Slots
-// spread the traffic evenly.
+// Returns the step within a period at which the outer sync of bucket b starts. The syncs are spread
+// such that traffic is even over the period.
 static int sync_slot(const StepLoad *load, int b, int steps) {
     double before = 0, all = 0;
     for (int i = 0; i < load->buckets; i++) {
@@ -133,7 +132,8 @@ static int sync_slot(const StepLoad *load, int b, int steps) {
     return all > 0 ? (int)(before / all * steps) : 0;
 }
 
-// The first periods reach the steady state if the link is too slow; the later ones are measured.
+// Number of periods to simulate before the measurement, for slow links to reach the steady state,
+// and number of periods to measure.
 enum { FILLING = 8, COUNTED = 8 };
 double step_time_local(const StepLoad *load, double alone, int steps, int delay) {
     assert(load && steps >= 1 && delay >= 0);

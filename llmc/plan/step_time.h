@@ -1,16 +1,17 @@
 // Predicts the time of a step over a given network, with the best possible overlap of compute and
-// communication. plan_time.c computes the load from the traffic of each preset, for --plan.
-// dev/bench/step_bound.c reads it from measurements, for benchmarks.
+// communication. For --plan, plan_time.c computes the StepLoad from the traffic of each preset. For
+// benchmarks, dev/bench/step_bound.c reads it from measurements.
 //
-// Model: the gradients of a bucket are sent as soon as its backward is done. The forward of a layer
-// waits only for its own weights. Intra-node and inter-node links work concurrently. Messages of
-// different steps never share a link: gradients overlap with backward, weights with forward.
+// Model: the gradients of a bucket are sent as soon as its backward pass is done. The forward pass
+// of a layer waits only for its own weights. Intra-node and inter-node links work concurrently.
+// Messages of different steps never share a link: gradients overlap with backward, weights with
+// forward.
 //
-// The network may be a token bucket: after a pause some bytes pass at once. `burst` is the time
-// that they would take. The bucket is full when the first gradients, and when the first weights are
-// sent.
+// The network may be a token bucket, which lets some bytes pass at once after a pause. `burst` is
+// the time that these bytes would take otherwise. The token bucket is full at the start of the
+// gradient messages and at the start of the weight messages.
 //
-// All times are ms.
+// All times are in ms.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -18,13 +19,13 @@ LLMC_BEGIN
 // Times of one bucket.
 typedef struct BucketLoad {
     int layers;                              // layers in this bucket
-    int reductions;                          // gradient reductions per step
-    double grad_inside, grad_between;        // one reduction: first inside the node, then between nodes
-    double weight_between, weight_inside;    // gather after the update: first between nodes
+    int reductions;                          // number of gradient reductions per step
+    double grad_inside, grad_between;        // one reduction: hop inside the node, then between nodes
+    double weight_between, weight_inside;    // gather after the update: between nodes, then inside
     bool gathered;                           // forward and backward gather the weights (ZeRO-3)
-    double forward_gather, backward_gather;  // one such gather, over both links
+    double forward_gather, backward_gather;  // one of these gathers, over both links
     double update;                           // optimizer
-    double exchange;                         // local steps: one outer all-reduce between nodes
+    double exchange;                         // outer all-reduce between nodes, for local steps
 } BucketLoad;
 
 typedef struct StepLoad {
@@ -33,22 +34,21 @@ typedef struct StepLoad {
     int micro_batches;
     double forward, backward;  // per layer and micro-batch
     double head;               // LM head and loss, forward and backward, per micro-batch
-    double tail;               // backward of the embeddings, per micro-batch
-    double waits;              // communication without overlap (tensor parallelism), per micro-batch
-    double memory;             // other memory traffic, per step, without overlap
-    double burst;              // burst of the inter-node links
+    double tail;               // backward pass of the embeddings, per micro-batch
+    double waits;              // exposed communication of tensor parallelism, per micro-batch
+    double memory;             // other memory traffic per step, which overlaps with nothing
+    double burst;              // of the inter-node links
 } StepLoad;
 
 // Returns the time of a step in the steady state, without outer syncs.
 double step_time(const StepLoad *load);
-// Returns the time of forward and backward, without communication and updates.
+// Returns the time of the forward and backward passes alone.
 double step_compute(const StepLoad *load);
-// Returns step_time if messages took no time. The difference from step_time is exposed
-// communication.
+// Returns the step time if messages took no time. step_time minus this is exposed communication.
 double step_time_alone(const StepLoad *load);
-// Returns the mean step time with local steps: each bucket has an outer sync every `steps` (>= 1)
-// steps, whose result is needed `delay` + 1 steps later, so it overlaps with at least one step.
-// alone: step_time without outer syncs.
+// Returns the mean step time with local steps. Each bucket has an outer sync every `steps` (>= 1)
+// steps; its result is needed `delay` + 1 steps later, so it overlaps with at least one step.
+// alone: result of step_time.
 double step_time_local(const StepLoad *load, double alone, int steps, int delay);
 
 LLMC_END

@@ -8,7 +8,7 @@
 #include "llmc/ops.h"
 #include "sdp4bit/wire.h"
 
-// Every rank updates all weights from all reduced gradients.
+// Returns true if every rank gathers all reduced gradients and updates all weights.
 static bool gradients_gathered(const StepTraffic *traffic) {
     return zero_state_layout(traffic->zero)->dp < traffic->plan->dp;
 }
@@ -19,7 +19,7 @@ static bool weights_sharded(const Config *c, const BucketLayout *plan, int b) {
 
 // --- gathers -------------------------------------------------------------------------------------
 
-// Simulates the two slots for gathered weights during a step.
+// Simulation of the two slots for gathered weights during a step.
 typedef struct Walk {
     const Config *config;
     const BucketLayout *plan;
@@ -35,13 +35,13 @@ static void visit(Walk *walk, int unit, bool backward) {
     else walk->trips[b].forward++;
 }
 
-// Counts gathers in the order of the stage's schedule. A slot keeps its bucket between passes; the
-// optimizer update invalidates both.
+// Counts the gathers of a step in the order of the stage's schedule. A slot keeps its bucket until
+// another bucket needs it or the optimizer updates the weights.
 static void count_gathers(Walk *walk, const Mesh *mesh) {
     const Config *c = walk->config;
     PipelineShape shape = {mesh->pp.size, mesh->pp.rank, config_pipeline_chunks(c)};
     int layers = c->num_layers / (shape.stages * shape.chunks);
-    int words = shape.stage == 0 || shape.stage == shape.stages - 1;  // unit 0 is the embeddings
+    int words = shape.stage == 0 || shape.stage == shape.stages - 1;  // 1 if unit 0 is the embeddings
     size_t most = 2 * (size_t)c->micro_batches * (size_t)shape.chunks;
     PipelineAction *action = (PipelineAction *)xcalloc(most + 1, sizeof *action, "the order of a step");
     int actions = pipeline_actions(shape, c->micro_batches, true, action);
@@ -73,13 +73,13 @@ void traffic_free(StepTraffic *traffic) {
 
 // --- bytes ---------------------------------------------------------------------------------------
 
-// Number of times that a bucket's weights are sent: between nodes and inside the node as payloads,
-// and inside the node in bf16 as this rank's part of the node's replica.
+// Number of times that this rank sends weights of a bucket: as payloads to other nodes and inside
+// its node, and in bf16 inside its node if the node's ranks share one replica.
 typedef struct Ways {
     int between, inside, parts;
 } Ways;
 
-// Sends of the weight gather after an update.
+// Returns the sends of the weight gather after an update.
 static Ways update_ways(const StepTraffic *traffic, int b) {
     Ways replica = {1, 1, 0}, node = {1, 0, 0}, none = {0, 0, 0};
     if (gradients_gathered(traffic)) return none;
@@ -87,7 +87,7 @@ static Ways update_ways(const StepTraffic *traffic, int b) {
     return traffic->config->shard_scope == SHARD_IN_NODE ? node : none;
 }
 
-// Sends of a gather during forward or backward.
+// Returns the sends of a gather during forward or backward.
 static Ways gather_ways(const StepTraffic *traffic, int b, bool backward) {
     const Config *c = traffic->config;
     Ways none = {0, 0, 0}, part = {0, 0, 1}, message = {1, 1, 0};
@@ -109,7 +109,7 @@ static Ways ways_of_step(const StepTraffic *traffic, int b) {
     return sum;
 }
 
-// Bytes that this rank sends of its part of the node's replica to the other ranks of the node.
+// Returns the bytes that this rank sends when the node's ranks gather the node's replica.
 static int64_t part_bytes(const BucketLayout *plan, int b) {
     const Bucket *bucket = &plan->bucket[b];
     int64_t own = bucket_shard(bucket);
@@ -117,7 +117,7 @@ static int64_t part_bytes(const BucketLayout *plan, int b) {
     return (plan->options.per_node - 1) * (bytes + (bucket->sealed ? WIRE_PART_BYTES : 0));
 }
 
-// Scales the weight bytes of ZeRO-1 (`optim`) by the number of sends.
+// Multiplies the weight bytes of ZeRO-1 (`optim`) by the number of sends.
 static void scale_weights(WireBytes *once, Ways ways, const BucketLayout *plan, int b) {
     once->weight_inter *= ways.between;
     once->weight_intra = ways.inside * once->weight_intra + ways.parts * part_bytes(plan, b);
@@ -174,7 +174,7 @@ WireBytes traffic_of_step(const StepTraffic *traffic, const GradFormat *grad, co
     return sum;
 }
 
-// Elements of a bucket's matrices, without padding.
+// Returns the number of elements of a bucket's matrices, without padding.
 static double matrix_elements(const BucketLayout *plan, int b) {
     const Bucket *bucket = &plan->bucket[b];
     double sum = 0;
@@ -182,8 +182,8 @@ static double matrix_elements(const BucketLayout *plan, int b) {
     return sum;
 }
 
-// Bytes of an outer all-reduce between replica groups, averaged over H steps: two hops with the
-// inter-node codec.
+// Returns the bytes of an outer all-reduce between replica groups, which has two hops with the
+// inter-node codec, divided by the number of steps between two of them.
 static double exchange_formula(const StepTraffic *traffic, const GradFormat *grad) {
     const BucketLayout *plan = traffic->plan;
     double own = (double)(plan->parameters - plan->tail_parameters) / plan->dp, N = traffic->replica_groups;
@@ -218,15 +218,15 @@ WireFormula traffic_formula(const StepTraffic *traffic, const GradFormat *grad, 
 
 // --- tensor, sequence and pipeline parallelism ---------------------------------------------------
 
-// Hidden states forward, their gradients backward.
+// Hidden states in forward have the same size as their gradients in backward.
 double parts_hidden_bytes(const Config *c, const Mesh *mesh) {
     double bytes = (double)c->micro_batch_size * c->seq_length * c->hidden_size * (double)sizeof(floatX);
     return c->sequence_parallel ? bytes / mesh->tp.size : bytes;
 }
 
-// Per layer, 2 reductions forward and 2 backward; the embedding and the LM head have one each.
-// Without sequence parallelism every reduction includes a gather. With it, a layer has 2 gathers
-// forward and 4 backward. Full recomputation repeats 1 reduction and 2 gathers.
+// A layer has 2 reductions in forward and 2 in backward; the embedding and the LM head have one
+// each. Without sequence parallelism every reduction includes a gather. With it, a layer has 2
+// gathers in forward and 4 in backward. Full recomputation repeats 1 reduction and 2 gathers.
 int parts_tensor_messages(const Config *c, const Mesh *mesh) {
     int layers = c->num_layers / mesh->pp.size, again = c->recompute_granularity == RECOMPUTE_FULL;
     bool embeds = mesh->pp.rank == 0, heads = mesh->pp.rank == mesh->pp.size - 1;
@@ -242,13 +242,14 @@ double parts_tensor_bytes(const Config *c, const Mesh *mesh) {
     return one * parts_tensor_messages(c, mesh) + head;
 }
 
-// Gradients of LayerNorms are per-rank partial sums with sequence parallelism (own tokens), and
-// gradients of query and key norms always are (own heads).
+// Gradients of norms must be summed over the ranks if these process different tokens (sequence
+// parallelism). Gradients of query and key norms always must be, because ranks have different
+// heads.
 double parts_norms_bytes(const Config *c, const Mesh *mesh) {
     int layers = c->num_layers / mesh->pp.size, final = mesh->pp.rank == mesh->pp.size - 1;
     double of_rows = c->sequence_parallel ? (double)(2 * layers + final) * c->hidden_size : 0;
     double of_heads = c->qk_layernorm ? 2.0 * layers * c->kv_channels : 0;
-    double vectors = c->normalization == RMSNORM ? 1.0 : 2.0;  // per norm
+    double vectors = c->normalization == RMSNORM ? 1.0 : 2.0;  // weight and bias of a norm
     return vectors * (of_rows + of_heads) * (double)sizeof(float) * (mesh->tp.size - 1);
 }
 

@@ -1,23 +1,23 @@
-// Bytes that a rank sends. Called by plan_report.c, plan_time.c and dev/bench/sync_only.c. Data
-// parallelism per step, by sharding strategy:
+// Computes how many bytes a rank sends. Called by plan_report.c, plan_time.c and
+// dev/bench/sync_only.c. Data-parallel traffic depends on the sharding strategy:
 //
-//   optim               gradients reduced and weights gathered once per step and bucket
+//   optim               gradients are reduced and weights gathered once per step
 //   optim_grads         most buckets are reduced with every micro-batch (zero_reductions)
-//   optim_grads_params  two slots hold gathered buckets alternately; forward and backward gather a
-//                       bucket that is not in its slot. The first bucket is never sharded
-//   local steps         an outer all-reduce of each bucket every H steps; a step counts 1/H of it
-//                       as inter-node gradients
+//   optim_grads_params  like optim_grads; forward and backward also gather each bucket that is not
+//                       in one of the two slots. The first bucket is never sharded
+//   local steps         each bucket has an outer all-reduce every H steps, 1/H of which counts as
+//                       inter-node gradients of a step
 #pragma once
 #include "llmc/state/zero.h"
 LLMC_BEGIN
 
-// Number of times that a bucket is communicated in a step.
+// Number of collectives of a bucket per step.
 typedef struct Trips {
     int reductions;
     int forward, backward;  // gathers during forward and backward; 0 if weights are not sharded
 } Trips;
 
-// Traffic of a step with config->micro_batches micro-batches. Borrows config and zero.
+// Traffic of a step with config->micro_batches micro-batches. Keeps pointers to config and zero.
 typedef struct StepTraffic {
     const Config *config;
     const Zero *zero;
@@ -29,7 +29,7 @@ typedef struct StepTraffic {
 // Computes the traffic of the rank that zero and mesh belong to. Free with traffic_free.
 StepTraffic traffic_make(const Config *config, const Mesh *mesh, const Zero *zero);
 void traffic_free(StepTraffic *traffic);
-// Returns the bytes of one gradient reduction of bucket b and of the weight gather after an update.
+// Returns the bytes of one gradient reduction of bucket b and of its weight gather after an update.
 WireBytes traffic_of_update(const StepTraffic *traffic, int b, const GradFormat *grad,
                             const WeightFormat *weight);
 // Returns the bytes of one gather of bucket b during forward or backward; 0 if there is none.
@@ -38,22 +38,22 @@ WireBytes traffic_of_gather(const StepTraffic *traffic, int b, bool backward, co
 WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradFormat *grad,
                             const WeightFormat *weight);
 WireBytes traffic_of_step(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight);
-// Returns the bytes of a step by formula, without tails and padding (WireFormula in layout.h).
+// Returns the bytes of a step without tails and padding, by formula (WireFormula in layout.h).
 WireFormula traffic_formula(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight);
 
 // --- tensor, sequence and pipeline parallelism, for the rank that `mesh` describes ---------------
 
-// Bytes to a neighboring stage per micro-batch and chunk of layers, in each direction.
+// Returns the bytes sent to a neighboring stage per micro-batch and chunk of layers, in each
+// direction.
 double parts_hidden_bytes(const Config *c, const Mesh *mesh);
-// Bytes to the tensor-parallel group per micro-batch, and the number of reductions and gathers. An
-// all-reduce counts as one of each.
+// Return the bytes sent to the tensor-parallel group per micro-batch, and the number of reductions
+// and gathers. An all-reduce counts as one of each.
 double parts_tensor_bytes(const Config *c, const Mesh *mesh);
 int parts_tensor_messages(const Config *c, const Mesh *mesh);
-// Bytes to the tensor-parallel group per step: gradients of LayerNorms with sequence parallelism,
-// and of query and key norms.
+// Returns the bytes of norm gradients sent to the tensor-parallel group per step.
 double parts_norms_bytes(const Config *c, const Mesh *mesh);
-// Bytes between the first and the last stage per step, in each direction: gradients of tied word
-// embeddings.
+// Returns the bytes of tied word embedding gradients sent between the first and the last stage per
+// step, in each direction.
 double parts_words_bytes(const Config *c, const Mesh *mesh);
 
 LLMC_END

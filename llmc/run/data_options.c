@@ -22,7 +22,6 @@ LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
     o.seq_length = c->seq_length;
     o.vocab_size = c->vocab_size_unpadded;
     o.eod = c->eod;
-    // Byte-level tokenizers have no reserved ids, and NullTokenizer has no vocabulary.
     o.known_ids = c->tokenizer_type == TOKENIZER_GPT2_BPE || c->tokenizer_type == TOKENIZER_HUGGING_FACE;
     o.eod_mask_loss = c->eod_mask_loss;
     o.reset_position_ids = c->reset_position_ids;
@@ -40,7 +39,7 @@ void loader_options_resume(LoaderOptions *o, const Config *c, int64_t iteration,
     assert(o && c && iteration >= 0 && consumed_train >= 0 && consumed_valid >= 0);
     int64_t train = config_samples_at_end(c, iteration, consumed_train);
     if (o->samples[SPLIT_TRAIN] > 0 && train > o->samples[SPLIT_TRAIN]) o->samples[SPLIT_TRAIN] = train;
-    // The evaluations during training, and one at the end.
+    // Evaluations during training, plus one at the end.
     int64_t evaluations = iteration < c->train_iters && !c->skip_train
                               ? c->train_iters / c->eval_interval - iteration / c->eval_interval + 1
                               : 1;

@@ -18,7 +18,7 @@ static bool read_files(Run *run, TaskSet *set) {
     return true;
 }
 
-// Broadcasts rank 0's array; allocates it on the other ranks.
+// Broadcasts rank 0's array, which is allocated on the other ranks.
 static void broadcast_array(Peers world, bool first, void **array, int64_t count, size_t size) {
     if (!first) *array = xcalloc((size_t)count, size, "the samples of --eval-tasks");
     peers_broadcast(world, *array, (size_t)count * size, 0);
@@ -47,10 +47,10 @@ bool eval_tasks_open(Run *run) {
 // Results of all requests.
 typedef struct Likelihoods {
     double *log;      // (requests) log-likelihood of the continuation
-    int32_t *likely;  // (requests) 1 if every token of it is the most likely one, else 0
+    int32_t *likely;  // (requests) 1 if greedy decoding gives the continuation, else 0
 } Likelihoods;
 
-// The requests of one sequence length, in batches.
+// All requests of one sequence length, in batches.
 typedef struct Batches {
     Run *run;
     const GPT *gpt;
@@ -73,7 +73,7 @@ static void choose_requests(Batches *b) {
     }
 }
 
-// Returns the request in row `row` of a pass of this rank, or NULL. *number: its index in the set.
+// Returns the request in row `row` of this rank's pass, or NULL. *number: its index in the set.
 static const TaskRequest *request_at(const Batches *b, int64_t pass, int row, int64_t *number) {
     const Mesh *mesh = &b->run->mesh;
     int64_t batch = pass * mesh_data_ranks(mesh) + mesh_data_rank(mesh), i = batch * b->B + row;
@@ -82,8 +82,8 @@ static const TaskRequest *request_at(const Batches *b, int64_t pass, int row, in
     return &b->run->tasks.request[*number];
 }
 
-// Fills a row with the request's ids and zero padding, which causal attention hides from the ids.
-// Only the tokens of the continuation have targets; -1 elsewhere.
+// Fills a row with the request's ids, padded with zeros at the end. Only tokens of the continuation
+// have targets; the other targets are -1.
 static void fill_row(const Batches *b, int64_t pass, int row) {
     int64_t N = (int64_t)b->B * b->T, number;
     int32_t *tokens = b->ids + (int64_t)row * b->T, *targets = tokens + N, *positions = targets + N;
@@ -122,7 +122,7 @@ static double log_probability(const HeadScore *parts, int ranks, int64_t N, int3
     float max = parts[0].max;
     *best = parts[0].best;
     for (int r = 1; r < ranks; r++) {
-        if (!(parts[r * N].max > max)) continue;  // ties: the smaller id, which is on the lower rank
+        if (!(parts[r * N].max > max)) continue;  // on ties keeps the smaller id, on the lower rank
         max = parts[r * N].max;
         *best = parts[r * N].best;
     }
@@ -149,9 +149,8 @@ static void read_row(const Batches *b, const TaskRequest *request, const HeadSco
     out->likely[number] = likely;
 }
 
-// Reads the scores of `passes` passes starting at b->first_pass. All tensor-parallel ranks of the
-// last stage have the same scores; only the first one stores them, so that a sum over all ranks
-// gives the result.
+// Reads the scores of `passes` passes starting at b->first_pass. Only the first tensor-parallel
+// rank of the last stage stores them, because the results are then summed over all ranks.
 static void read_passes(const Batches *b, int passes, Likelihoods *out) {
     const Mesh *mesh = &b->run->mesh;
     if (!b->gpt->stage.heads || mesh->tp.rank != 0) return;
@@ -165,11 +164,11 @@ static void read_passes(const Batches *b, int passes, Likelihoods *out) {
     }
 }
 
-// Number of passes launched together: enough to fill the pipeline, and a multiple of its stages as
-// interleaved schedules require.
+// Returns the number of passes to launch together: enough to fill the pipeline, and a multiple of
+// the number of stages, as interleaved schedules require.
 static int passes_together(const GPT *gpt) { return 4 * gpt->stage.shape.stages; }
 
-// Runs `count` batches through the model, without backward.
+// Runs the forward passes of `count` batches.
 static void run_batches(const Batches *b, GPT *gpt, int count) {
     Pass pass;
     if (gpt_needs_warm_up(gpt, false, &pass)) {
@@ -183,14 +182,15 @@ static void run_batches(const Batches *b, GPT *gpt, int count) {
     }
 }
 
-// All ranks run the same number of batches, because sharded weights are gathered together.
+// Scores the requests of length T. All ranks run the same number of batches, because gathering
+// sharded weights is collective.
 static void score_length(Batches *b, GPT *gpt, int T, Likelihoods *out) {
     b->T = T;
     b->B = gpt->B * (gpt->T / T);
     choose_requests(b);
     int64_t passes = ceil_div64(ceil_div64(b->requests, b->B), mesh_data_ranks(&b->run->mesh));
     passes = round_up64(passes, gpt->stage.shape.stages);
-    gpt->evaluation_warm = false;  // new shapes may use kernels not launched yet
+    gpt->evaluation_warm = false;  // new shapes may use kernels that have not been launched yet
     for (b->first_pass = 0; b->first_pass < passes && !b->run->stop.reason;) {
         int64_t left = passes - b->first_pass;
         int together = left < passes_together(gpt) ? (int)left : passes_together(gpt);
@@ -200,7 +200,7 @@ static void score_length(Batches *b, GPT *gpt, int T, Likelihoods *out) {
         b->first_pass += together;
         run_poll_stop(b->run);
     }
-    gpt->evaluation_warm = false;  // the next loss evaluation has other shapes again
+    gpt->evaluation_warm = false;  // the next evaluation of the loss has other shapes again
 }
 
 static void score_requests(Run *run, GPT *gpt, Likelihoods *out) {
@@ -231,7 +231,7 @@ static int best_choice(const TaskSet *set, const TaskSample *sample, const Likel
     return best;
 }
 
-// Standard error of the mean of n binary values, `ones` of which are 1.
+// Returns the standard error of the mean of n binary values, `ones` of which are 1.
 static double standard_error(int64_t ones, int64_t n) {
     double mean = (double)ones / (double)n;
     double squares = (double)ones * (1 - mean) * (1 - mean) + (double)(n - ones) * mean * mean;

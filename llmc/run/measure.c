@@ -6,8 +6,8 @@
 
 enum { MEASURED_LAYERS = 4 };
 
-// Returns the config of a one-rank run with a few of the model's layers and mock data, without
-// saves and logs. Strings are borrowed from `config`.
+// Returns the config of a run with one rank, mock data and a few of the model's layers that saves
+// and logs nothing. Strings are borrowed from `config`.
 static Config config_to_measure(const Config *config) {
     Config c = *config;
     if (c.num_layers > MEASURED_LAYERS) c.num_layers = MEASURED_LAYERS;
@@ -19,7 +19,7 @@ static Config config_to_measure(const Config *config) {
     c.sharding = SHARD_OPTIMIZER;
     c.recompute_granularity = RECOMPUTE_NONE;
     c.mock_data = true;
-    // A schedule that is always valid: no warm-up, no ramp-up, no decay.
+    // Use a schedule that is always valid: no warm-up, no batch ramp-up, no decay.
     c.global_batch_size = c.micro_batch_size;
     c.rampup_batch_size.count = 0;
     c.train_iters = c.lr_decay_iters = 1000;
@@ -30,8 +30,7 @@ static Config config_to_measure(const Config *config) {
     c.dump_distributions_interval = c.log_quantization_error_interval = 0;
     c.eval_iters = 0;
     c.timing_log_level = 2;
-    // Owned by `config`.
-    c.words = NULL;
+    c.words = NULL;  // owned by `config`
     c.words_count = 0;
     c.wandb_jsonl = NULL;
     memset(c.data_words, 0, sizeof c.data_words);
@@ -48,7 +47,7 @@ bool measurement_begin(Run *run, Run *measured, GPT *gpt) {
     }
     measured->launch = run->launch;
     measured->config = config_to_measure(&run->config);
-    // start_run without checkpoints and log lines.
+    // The steps of start_run, without checkpoints and log lines.
     if (!plan_run(measured, gpt) || !run_allocate(measured) || !run_connect(measured)) return false;
     gpt_connect(gpt, measured);
     draw_weights(measured, gpt);

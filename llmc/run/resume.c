@@ -22,7 +22,7 @@ static RunState current_state(const Run *run) {
     state.beta2_power = run->last.beta2_power;
     guard_save(&run->guard, &run->last, &state);
     state.flops_so_far = run->flops_so_far;
-    // The last iteration of --train-iters ends with an outer sync of all buckets.
+    // The last training step ends with an outer sync of all buckets.
     bool all_synced = run->config.local_steps > 1 && run->iteration == run->config.train_iters;
     state.outer_applied_at = all_synced ? run->iteration : run->outer_applied_at;
     state.train_split_samples = run->split_samples[SPLIT_TRAIN];
@@ -58,9 +58,9 @@ bool save_checkpoint(Run *run) {
     return true;
 }
 
-// Takes over the --save folder after the node of rank 0 was lost. That node may still hold the lock
-// because it hangs, or because the file system keeps a dead machine's lock. It may also be alive on
-// the other side of a network partition and save too; the first save then wins.
+// Takes over the --save folder after the node of rank 0 was lost. A hanging node still holds the
+// lock, and some file systems keep the lock of a dead one. In a network partition the node may
+// be alive and save too; then the first save wins.
 static bool take_folder(Run *run, int64_t iteration) {
     const char *folder = run->config.save;
     double limit = run_peers(run, run->launch.world).limit;  // the other ranks wait
@@ -73,16 +73,15 @@ static bool take_folder(Run *run, int64_t iteration) {
                      (long long)iteration, folder);
 }
 
-// Returns the state to save for the surviving groups. *saved: a save of it was started before the
-// failure.
+// Returns the state to save for the surviving groups. *saved: true if a save of this state had
+// started before the failure.
 static RunState surviving_state(const Run *run, Peers left, bool *saved) {
     enum { ITERATION, TRAIN, VALID, SAVED, FIELDS };
     int64_t least[FIELDS] = {run->iteration, run->consumed_train, run->consumed_valid, run->last_saved};
     RunState state = current_state(run);
-    // A node may be one step ahead; after the restart it repeats that step's samples.
+    // Some nodes may be one step ahead. After the restart they repeat the samples of that step.
     peers_all_reduce(left, least, FIELDS, MPI_INT64_T, MPI_MIN);
-    // The last step ends with an outer sync of everything. It may have failed, so the step is
-    // repeated.
+    // The outer sync at the end of the last step may have failed, so repeat that step.
     if (least[ITERATION] == run->config.train_iters) {
         least[ITERATION]--;
         least[TRAIN] -= run->step_batch;
@@ -131,8 +130,8 @@ static void restore_optimizer_counters(Run *run, const RunState *state) {
     zero_set_counters(run->zero, &run->last);
 }
 
-// Restores the residual of error feedback if the checkpoint's residual fits this run's layout. A
-// residual saved after a skipped step is discarded (sdp4bit/README.md).
+// Restores the residual of error feedback if the checkpoint has one for this run's layout. Discards
+// a residual that was saved after a skipped step (sdp4bit/README.md).
 static bool restore_residual(Run *run, const Checkpoint *checkpoint) {
     const Config *c = &run->config;
     if (!zero_keeps(run->zero, SLICE_RESIDUAL)) return true;
@@ -175,8 +174,8 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
                                              : state;
     restore_counters(run, state);
     guard_restore(&run->guard, &run->last, own);
-    // Without the optimizer, Adam and the schedule restart, as in Megatron-LM: fresh moments need a
-    // warm-up.
+    // Without optimizer state, Adam and the learning-rate schedule restart, as in Megatron-LM: zero
+    // moments need a warm-up.
     if (optimizer) restore_optimizer_counters(run, own);
     return true;
 }
@@ -193,8 +192,8 @@ static Loaded nothing_to_load(Run *run) {
     return LOAD_FAILED;
 }
 
-// Opens the newest valid checkpoint and restores the run from it. *fell_back: it is not the
-// requested one.
+// Opens the newest valid checkpoint and restores the run from it. *fell_back: true if this is not
+// the requested checkpoint.
 static bool open_and_restore(Run *run, int64_t *iteration, Peers world, bool *fell_back) {
     const char *load = run->config.load;
     char fallback[1400];
@@ -220,7 +219,7 @@ Loaded load_checkpoint(Run *run) {
     run->last.beta1_power = run->last.beta2_power = 1.0;
     run->resumed_from = -1;
     if (!c->load) return LOAD_FRESH;
-    // Rank 0 decides for all.
+    // Rank 0 decides for all ranks.
     char lost[1400] = "";
     int64_t iteration = 0;
     if (run->launch.rank == 0) iteration = checkpoint_find(c->load, lost, sizeof lost, &run->error);
@@ -232,8 +231,8 @@ Loaded load_checkpoint(Run *run) {
     if (!run_agreed(run, same_checkpoint(c->load, iteration, world, &run->error))) return LOAD_FAILED;
     bool fell_back;
     if (!open_and_restore(run, &iteration, world, &fell_back)) return LOAD_FAILED;
-    // Counts as saved only if it is in --save and the tracker names it. Otherwise the end of the
-    // run saves again, which corrects the tracker.
+    // The iteration counts as saved only if the tracker file in --save names it. Otherwise the run
+    // saves it again at the end, which corrects the tracker.
     bool named = c->save && !strcmp(c->save, c->load) && !*lost && !fell_back;
     run->last_saved = named ? run->iteration : 0;
     if (c->save && !c->finetune && save_folder_same(c->save, c->load)) run->resumed_from = iteration;

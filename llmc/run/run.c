@@ -30,10 +30,10 @@ void run_init(Run *run) {
     run->started = monotonic_seconds();
 }
 
-// Returns the timeout of a collective in seconds; 0 means none. --distributed-timeout-minutes plus
-// a small delay that grows with the rank, so that one rank reports first.
+// Returns the timeout of a collective in seconds, 0 for none: --distributed-timeout-minutes plus a
+// small delay that grows with the rank, so that one rank reports the error first.
 static double time_limit(const Run *run) {
-    // Rank 0 may read data for a long time while the others wait.
+    // Rank 0 may read data for a long time while the other ranks wait.
     if (run->config.check_data || run->config.inspect_data >= 0) return 0.0;
     double limit = 60.0 * run->config.distributed_timeout_minutes;
     return limit > 0 ? limit + launch_rank_delay(run->launch.rank) : 0.0;
@@ -50,8 +50,8 @@ bool run_agreed(Run *run, bool ok) {
     int who = 0;
     if (peers_agree(run_peers(run, run->launch.world), ok, &run->error, &who)) return true;
     run->exit_code = run->error.code;
-    // If a subset of ranks has agreed before, the error names the rank that failed there. site.rank
-    // is the original rank number: surviving_groups.c renumbers launch.rank.
+    // If a subset of the ranks has agreed on the error before, error.rank is the rank that failed.
+    // It is compared with site.rank, because surviving_groups.c renumbers launch.rank.
     bool mine = run->error.rank >= 0 ? run->error.rank == run->site.rank : run->launch.rank == who;
     if (mine) error_print(&run->site, run->error.what);
     return false;
@@ -70,7 +70,7 @@ void run_close(Run *run) {
     zero_stop(run->zero);
     if (run->loader) loader_close(run->loader);
     task_set_free(&run->tasks);
-    memory_plan_free(&run->memory_plan, run->device);  // before the owners of the addresses it clears
+    memory_plan_free(&run->memory_plan, run->device);  // clears pointers in the objects freed below
     zero_free(run->zero);
     comm_close(&run->mesh);
     mesh_close(&run->mesh);

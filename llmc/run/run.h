@@ -2,14 +2,14 @@
 // creates one and runs the steps; the model itself is a GPT (llmc/model/gpt.h).
 //
 //   run.c               creation, agreement among ranks, time limits, cleanup
-//   setup.c             from flags to the first step: mesh, device, memory, groups, data
-//   run_report.c        log lines: startup, steps, intervals
+//   setup.c             setup before the first step: mesh, device, memory, groups, data
+//   run_report.c        log lines of startup, steps and intervals
 //   resume.c            saving, loading and restoring checkpoints
 //   surviving_groups.c  recovery from a lost node with --local-steps
 //   sample.c            --sample-prompt
 //   eval_tasks.c        --eval-tasks
-//   same_run.c          ranks must have the same program, flags and data
-//   data_options.c      from flags to loader options
+//   same_run.c          checks that all ranks have the same program, flags and data
+//   data_options.c      translates flags to loader options
 //   measure.c           --plan-measure
 #pragma once
 #include "llmc/base/memory_plan.h"
@@ -34,8 +34,8 @@ LLMC_BEGIN
 typedef struct Interval {
     int64_t iterations, samples, skipped, nan;
     double loss_sum;       // over applied steps
-    double seconds_start;  // excludes evaluation and checkpoints
-    Traffic traffic;       // counters at the start
+    double seconds_start;  // moved forward by the time of evaluations and checkpoints
+    Traffic traffic;       // counters at the start of the interval
 } Interval;
 
 typedef struct Run {
@@ -45,7 +45,7 @@ typedef struct Run {
     Pipeline pipeline;  // links to the neighboring stages
     OwnDevice own;      // this rank's device
     Site site;
-    Error error;  // first error of this rank; why the run ends early
+    Error error;  // first error of this rank, which ends the run
     int exit_code;
     Tokenizer *tokenizer;  // NULL if not needed
     Device *device;
@@ -54,7 +54,7 @@ typedef struct Run {
     Timers *timers;
     MemoryPlan memory_plan;
     Zero *zero;
-    const Tensor *whole;  // (whole_count) tensors of the unsplit model, as in checkpoints
+    const Tensor *whole;  // (whole_count) tensors of the unsplit model, which checkpoints contain
     int whole_count;
     Loader *loader;
     TaskSet tasks;            // --eval-tasks
@@ -62,22 +62,22 @@ typedef struct Run {
     Log *log;
     Progress *progress;
     Schedule schedule;
-    // counters of the whole run, saved in checkpoints
+    // Counters of the whole run, saved in checkpoints:
     int64_t iteration, consumed_train, consumed_valid;
     int64_t split_samples[2];  // size of SPLIT_TRAIN and SPLIT_VALID; 0: unknown
-    int64_t scheduled;         // samples of applied steps; position in the learning-rate schedule
+    int64_t scheduled;         // position in the learning-rate schedule: samples of applied steps
     AnomalyGuard guard;
     double flops_so_far;
     bool status_unread;  // the host has not read the status of the latest step yet
-    int step_batch;      // samples of the latest step launched
+    int step_batch;      // number of samples of the latest step launched
     StepStatus last;     // latest status read
-    StepReport report;   // its log record
+    StepReport report;   // log record of that step
     Interval interval;
     double started;            // time of process start
-    int64_t last_saved;        // iteration
-    int64_t resumed_from;      // iteration of the checkpoint in --save that this run resumed from; -1: none
+    int64_t last_saved;        // iteration of the latest checkpoint
+    int64_t resumed_from;      // iteration of the checkpoint in --save that was loaded; -1: none
     SaveLock save_lock;        // rank 0: lock on the --save folder
-    int64_t outer_applied_at;  // from the loaded checkpoint (RunState)
+    int64_t outer_applied_at;  // RunState.outer_applied_at of the loaded checkpoint
     Saver saver;
     Stop stop;           // why the run stops early
     Memory memory;       // planned and available memory
@@ -86,8 +86,8 @@ typedef struct Run {
 
 // --- run.c ---------------------------------------------------------------------------------------
 
-// Prints the output of --help or --version and returns the exit code. Needs no MPI; under mpirun
-// only the first rank prints.
+// Prints the output of --help or --version and returns the exit code. Does not initialize MPI.
+// Under mpirun only the first rank prints.
 int run_answer(const Config *config, const char *program);
 // Initializes an empty run.
 void run_init(Run *run);
@@ -98,8 +98,8 @@ Peers run_peers(Run *run, MPI_Comm comm);
 // Barrier over all ranks, with the run's time limit.
 void run_barrier(Run *run);
 // Returns true if `ok` is true on every rank. Otherwise copies the error of the first failing rank
-// to every rank's run->error, sets run->exit_code, and that rank prints the error. Collective over
-// the world.
+// to run->error of all ranks, sets run->exit_code, and prints the error on the rank that failed.
+// Collective over the world.
 bool run_agreed(Run *run, bool ok);
 // Updates run->stop, with the same result on every rank. Called after each step and each batch of
 // an evaluation. Collective.
@@ -110,47 +110,43 @@ void run_poll_stop(Run *run);
 // Builds the mesh, opens the tokenizer and completes the config. Needs no device. Errors:
 // EXIT_USAGE, EXIT_DATA, EXIT_ENVIRONMENT.
 bool run_place(Run *run);
-// Opens device and log and allocates the memory plan. Returns false on every rank if one failed.
+// Opens device and log and allocates the memory plan. Returns false on all ranks if any rank fails.
 bool run_allocate(Run *run);
-// Locks the --save folder, creates the communication groups and starts ZeRO. Returns false on every
-// rank if one failed.
+// Locks the --save folder, creates the communication groups and starts ZeRO. Returns false on all
+// ranks if any rank fails.
 bool run_connect(Run *run);
 // Opens the loader. Call after the checkpoint has been restored, because the order of the data
-// depends on the total number of samples. Not collective over the world: the caller agrees on
-// errors.
+// depends on the total number of samples. Returns this rank's own result.
 bool run_open_data(Run *run);
-// run_open_data on all ranks, with consistency checks and log lines. Collective.
+// Calls run_open_data, checks that all ranks have the same data, and logs its size. Collective.
 bool run_setup_data(Run *run);
 // Returns the number of global batches of one evaluation: --eval-iters, or with --full-validation
-// the whole validation split without an incomplete last batch. 0 if the split has no data.
+// all complete batches of the validation split. 0 if the split has no data.
 int64_t run_eval_iters(const Run *run, int split);
 // Sets up schedule, progress log and saver. Last step before training.
 bool run_prepare_saves(Run *run);
 // Handles --inspect-data and --check-data on rank 0.
 void run_look_at_data(Run *run);
 
-// Does everything that needs no device: mesh, this rank's part of the model, memory plan. gpt must
-// be zeroed; free it with gpt_free. Errors: see run_place, gpt_check and zero_plan.
+// Plans the run without a device: mesh, this rank's part of the model, memory plan. gpt must be
+// zeroed; free it with gpt_free. Errors: see run_place, gpt_check and zero_plan.
 bool plan_run(Run *run, GPT *gpt);
-// Opens the device, connects the ranks, loads weights and data. Returns false on every rank if one
-// failed.
+// Opens the device, connects the ranks, loads weights and data. Returns false on all ranks if any
+// rank fails.
 bool start_run(Run *run, GPT *gpt);
 
-// Parts of start_run that measure.c uses too. gpt_connect attaches the GPT to the run's resources,
+// Parts of start_run that measure.c also calls. gpt_connect attaches the GPT to the run's resources
 // after run_connect. draw_weights initializes the weights. Collective over the world.
 void gpt_connect(GPT *gpt, Run *run);
 void draw_weights(Run *run, GPT *gpt);
 
 // --- data_options.c ------------------------------------------------------------------------------
 
-// The loader does not know the Config. Used by setup.c and by tests of the loader.
-
 // Returns the loader options of a config. Strings and arrays are borrowed from it.
 LoaderOptions loader_options(const Config *config, int dp_rank, int dp_size);
-// Adjusts the options of a resumed run. If batch sizes, training length or evaluation intervals
-// have changed, each split gets as many more samples as the rest of the run needs. If nothing has
-// changed, the numbers stay the same, and so does the order of the data. consumed_*: samples used
-// so far.
+// Adjusts the options of a resumed run: each split gets the samples used so far (consumed_*) plus
+// the samples that the rest of the run needs. If batch sizes, training length and evaluation
+// intervals have not changed, this does not change the options.
 void loader_options_resume(LoaderOptions *options, const Config *config, int64_t iteration,
                            int64_t consumed_train, int64_t consumed_valid);
 
@@ -159,7 +155,7 @@ void loader_options_resume(LoaderOptions *options, const Config *config, int64_t
 // Logs program, mesh, flags and sizes before training.
 void report_start(Run *run);
 void interval_begin(Run *run);
-// Start of an interruption of training: an evaluation, a save.
+// Clock and traffic counters at the start of an evaluation or a save, which interrupts training.
 typedef struct Interruption {
     double seconds;
     Traffic traffic;
@@ -168,55 +164,55 @@ typedef struct Interruption {
 void interval_exclude(Run *run, const Interruption *from);
 // Logs the interval. The status of its last step must have been read. Collective.
 void interval_end(Run *run);
-// Reads the status of a step and advances counters, guard and per-step log. which: 0 for the latest
-// step launched, 1 for the one before. alone: without collective figures, after a node failure.
+// Reads the status of a step, advances the counters and the anomaly guard, and logs the step.
+// which: 0 for the latest step launched, 1 for the previous one. alone: true after a node failure;
+// leaves out log values that need a collective.
 void read_step_status(Run *run, int which, bool alone);
 
 // --- resume.c ------------------------------------------------------------------------------------
 
-// Saves a checkpoint, in the background with --async-save. Returns false on every rank if one
-// failed; the run then ends.
+// Saves a checkpoint, in the background with --async-save. Returns false on all ranks if any rank
+// fails; the run then ends.
 bool save_checkpoint(Run *run);
-// Advances a background save by one part, or finishes it.
+// Writes the next part of a background save, or all remaining parts if to_the_end is set.
 bool advance_save(Run *run, bool to_the_end);
 // Saves the state of the surviving replica groups after a node failure and waits for the files.
-// run->launch.world and the mesh must already exclude the lost node. Returns true without saving if
-// the state is saved already.
+// run->launch.world and the mesh must already exclude the lost node. If this state has already been
+// saved, returns true without saving it again.
 bool save_surviving_groups(Run *run);
 // Compares replicated weights across ranks and repairs differences. Returns false if that fails.
 bool replicas_sound(Run *run);
-// Loads from --load by Megatron-LM's rules. LOAD_FRESH: there is no checkpoint (no tracker file and
-// no checkpoint folders), and the caller initializes the weights. The same command line therefore
-// starts and resumes a run.
+// Loads the checkpoint that the tracker file in --load names, as in Megatron-LM. Returns LOAD_FRESH
+// if the folder has no tracker file and no checkpoints; the caller then initializes the weights. So
+// the same command line can start and resume a run.
 typedef enum Loaded { LOAD_FAILED, LOAD_FRESH, LOAD_RESTORED } Loaded;
 Loaded load_checkpoint(Run *run);
 
 // --- surviving_groups.c --------------------------------------------------------------------------
 
-// Arms node-failure recovery: if a node is lost, the surviving replica groups save a checkpoint
-// before the job ends. No-op unless --local-steps and --save are used. Collective.
+// Enables node-failure recovery: if a node is lost, the surviving replica groups save a checkpoint
+// before the job ends. No-op unless --local-steps and --save are given. Collective.
 void arm_node_recovery(Run *run);
 
 // --- sample.c ------------------------------------------------------------------------------------
 
-// --sample-prompt: generates text with the current weights and logs it on rank 0. Has no effect on
-// training. Collective.
+// Generates text from --sample-prompt with the current weights and logs it on rank 0. Does not
+// affect training. Collective.
 void write_sample(Run *run, GPT *gpt);
 
 // --- measure.c: --plan-measure -------------------------------------------------------------------
 
-// Measures the device's FLOP rate on a few of the model's layers. train_gpt.c runs the steps
+// Measures the device's throughput on a few of the model's layers. train_gpt.c runs the steps
 // between measurement_begin and measurement_end.
 
-// Warm-up steps select kernels and fill caches; they are not timed.
-enum { MEASURE_WARM_UP_STEPS = 3, MEASURE_STEPS = 5 };
+enum { MEASURE_WARM_UP_STEPS = 3, MEASURE_STEPS = 5 };  // warm-up steps are not timed
 
 // Sets up a separate run `measured` and its model, with few layers and mock data. run must have
-// been planned and have one rank. Errors: EXIT_USAGE with several ranks, otherwise see
-// start_run. measurement_end must follow in any case.
+// been planned and have one rank. Errors: EXIT_USAGE with several ranks, otherwise see start_run.
+// Call measurement_end even after an error.
 bool measurement_begin(Run *run, Run *measured, GPT *gpt);
-// Frees `measured` and gpt. Copies the error of the measured run to run->error. ok: sets
-// run->config.plan_tflops to the TFLOP/s of forward and backward in the last MEASURE_STEPS steps.
+// Frees `measured` and gpt. If ok is set, sets run->config.plan_tflops to the TFLOP/s of forward
+// and backward passes in the last MEASURE_STEPS steps. Otherwise copies the error to run->error.
 void measurement_end(Run *run, Run *measured, GPT *gpt, bool ok);
 
 // --- eval_tasks.c: --eval-tasks ------------------------------------------------------------------
@@ -225,13 +221,14 @@ void measurement_end(Run *run, Run *measured, GPT *gpt, bool ok);
 // end of the run. acc, acc_norm and perplexity are defined as in EleutherAI's
 // lm-evaluation-harness.
 //
-// Requests are batched and the batches distributed over the data-parallel ranks. A batch has as
-// many tokens as a micro-batch, in sequences of one length: the sequence length, a half, a quarter,
-// and so on. Batches depend only on the files, so log-likelihoods are bitwise identical for any
-// number of data-parallel ranks. Metrics are summed in file order.
+// Requests are grouped into batches, which are distributed over the data-parallel ranks. All
+// batches have as many tokens as a micro-batch. The sequences of a batch have the same length: the
+// model's sequence length, half of it, a quarter, and so on. Batches depend only on the files and
+// metrics are summed in file order, so results are bitwise identical for any number of
+// data-parallel ranks.
 
 // Reads the files on rank 0 and broadcasts the samples. No-op unless --eval-tasks is given.
-// Collective; the same error on every rank (EXIT_DATA).
+// Collective. All ranks return the same error (EXIT_DATA).
 bool eval_tasks_open(Run *run);
 // Scores all samples with the current weights and logs the metrics, at most once per iteration.
 // Ends early without logging if run->stop is set. Collective.
@@ -240,22 +237,23 @@ void eval_tasks(Run *run, GPT *gpt);
 // --- same_run.c ----------------------------------------------------------------------------------
 
 // Checks before the first step that all machines have the same program, flags, data and checkpoint
-// folders. Otherwise a machine with an old copy would silently train with another learning rate or
-// other data. Collective over world; every rank compares itself with rank 0 and returns its own
-// result; the caller makes the ranks agree.
+// folders. Otherwise a machine with an outdated copy would silently train with another learning
+// rate or on other data. Each rank compares itself with rank 0 and returns its own result.
+// Collective over world.
 
-// Call after plan_run, before memory is allocated or data is read. Errors: EXIT_ENVIRONMENT for
-// another version, commit or backend; EXIT_USAGE for the first flag that differs. Paths may differ
-// between machines. The number of paths may not, except for outputs that only rank 0 writes.
+// Compares program and flags. Call after plan_run, before memory is allocated or data is read.
+// Paths may differ between machines, but not their number, except for outputs that only rank 0
+// writes.
+// Errors: EXIT_ENVIRONMENT for another version, commit or backend; EXIT_USAGE for a flag.
 bool same_flags(const Config *config, Peers world, Error *err);
-// Compares the data shards of every split: sizes, first and last bytes of the files, weights.
-// Error: EXIT_DATA. Always true for mock data.
+// Compares the data shards of every split: their weights, file sizes, first and last bytes. Always
+// true for mock data. Error: EXIT_DATA.
 bool same_data(const Loader *loader, Peers world, Error *err);
-// Checks that every rank sees a temporary file that rank 0 creates in the folder, within 5 seconds
-// to allow for slow network file systems. Error: EXIT_CHECKPOINT. Returns true if rank 0 cannot
-// create the file; the first save reports why.
+// Checks that every rank sees a temporary file that rank 0 creates in the folder. Waits up to 5
+// seconds for slow network file systems. Returns true if rank 0 cannot create the file; the first
+// save then reports why. Error: EXIT_CHECKPOINT.
 bool same_save_folder(const char *directory, Peers world, Error *err);
-// Checks that this rank sees the checkpoint if rank 0 does. Error: EXIT_CHECKPOINT.
+// Returns false if rank 0 sees the checkpoint but this rank does not. Error: EXIT_CHECKPOINT.
 bool same_checkpoint(const char *directory, int64_t iteration, Peers world, Error *err);
 
 LLMC_END

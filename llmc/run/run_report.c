@@ -39,8 +39,8 @@ static void report_program(Run *run) {
     }
 }
 
-// Logs the transport of intra-node messages: copy engines or NCCL (--node-exchange). Warns if only
-// some ranks can use copy engines, which slows down all.
+// Logs whether intra-node messages use copy engines or NCCL (--node-exchange). Warns if only some
+// ranks can use copy engines, because the others then slow down the whole job.
 static void report_exchange(Run *run) {
     Error why;
     bool shared = zero_node_shares(run->zero, &why);
@@ -79,8 +79,8 @@ static void report_batch(Run *run) {
              (long long)c->rampup_samples);
 }
 
-// As in Megatron-LM, logs one line per tensor- and pipeline-parallel rank. run->parameters counts
-// parameters that several of these ranks hold only once.
+// Logs the number of parameters of each tensor- and pipeline-parallel rank, as Megatron-LM does,
+// and sets run->parameters to the number of distinct parameters.
 static void report_parameters(Run *run) {
     const Mesh *mesh = &run->mesh;
     const BucketLayout *plan = zero_layout(run->zero);
@@ -103,7 +103,7 @@ void report_start(Run *run) {
     const Memory *memory = &run->memory;
     report_program(run);
     report_exchange(run);
-    char notice[512];  // why attention uses a slower kernel, if it does
+    char notice[512];  // warning if attention uses a slower kernel
     op_attention_notice(c->seq_length, c->reset_attention_mask, notice, sizeof notice);
     if (*notice) log_line(run->log, "%s", notice);
     log_line(run->log, "using torch.bfloat16 for parameters ...");
@@ -132,11 +132,11 @@ void report_start(Run *run) {
 
 // --- a step --------------------------------------------------------------------------------------
 
-// Writes the per-step record. --log-num-zeros-in-grad and --log-params-norm make it collective and
-// synchronizing; `alone` leaves these two out.
+// Logs a step. --log-num-zeros-in-grad and --log-params-norm need a collective, which also
+// synchronizes the device. `alone` leaves these two values out.
 static void report_step(Run *run, int64_t iteration, bool alone) {
     const Config *c = &run->config;
-    // Each replica group has its own master weights. The log shows rank 0's group.
+    // Replica groups have different master weights. The log shows rank 0's group.
     Peers peers = run_peers(run, mesh_status_group(&run->mesh)->mpi);
     StepReport *r = &run->report;
     r->iteration = iteration;
@@ -188,7 +188,8 @@ void interval_exclude(Run *run, const Interruption *from) {
     run->interval.seconds_start += monotonic_seconds() - from->seconds;
 }
 
-// Returns the maximum over nodes of the bytes that its ranks sent. sent: one column of (world, 3).
+// Returns the maximum over nodes of the bytes that all ranks of the node sent. sent: a column of
+// (world, 3).
 static double busiest_node(const Mesh *mesh, const double *sent) {
     double most = 0;
     for (int node = 0; node < mesh->nodes; node++) {
@@ -199,8 +200,8 @@ static double busiest_node(const Mesh *mesh, const double *sent) {
     return most;
 }
 
-// Fills in bytes sent per step by the busiest node: data parallelism between nodes and inside a
-// node, tensor and pipeline parallelism in total.
+// Fills in how many bytes the busiest node sent per step to other nodes and within the node for
+// data parallelism, and in total for tensor and pipeline parallelism.
 static void node_traffic(Run *run, IntervalReport *r) {
     const Mesh *mesh = &run->mesh;
     Traffic now = zero_traffic(run->zero), then = run->interval.traffic;
@@ -215,7 +216,8 @@ static void node_traffic(Run *run, IntervalReport *r) {
     free(all);
 }
 
-// Fills in throughput, from the mean batch size of the interval (--rampup-batch-size changes it).
+// Fills in throughput, computed from the interval's mean batch size, which --rampup-batch-size may
+// change.
 static void fill_rates(Run *run, IntervalReport *r, double seconds) {
     const Config *c = &run->config;
     double batch = (double)run->interval.samples / (double)r->iterations, ranks = run->launch.size;
@@ -237,7 +239,7 @@ static void fill_communication(Run *run, IntervalReport *r) {
     r->exposed_most_ms = exposed.most_ms;
 }
 
-// With several replica groups: averages loss and norm, and sums skipped steps.
+// Averages loss and norm over replica groups and sums their skipped steps.
 static void mean_of_replica_groups(Run *run, IntervalReport *r) {
     const Mesh *mesh = &run->mesh;
     double sum[4] = {r->lm_loss, r->last.grad_norm, (double)r->skipped, (double)r->nan};
@@ -272,7 +274,7 @@ void interval_end(Run *run) {
     fill_rates(run, &r, seconds);
     fill_communication(run, &r);
     log_iteration(run->log, &r);
-    run_barrier(run);  // waits with a timeout, in case rank 0 hangs while writing
+    run_barrier(run);  // times out if rank 0 hangs while writing
     log_timers(run->log, run->timers, run->iteration, n, world);
     memory_report(&run->memory, run->log, run->iteration);
     interval_begin(run);

@@ -80,8 +80,8 @@ bool same_save_folder(const char *directory, Peers world, Error *err) {
     const struct timespec pause = {0, 100000000};
     char name[96];
     bool made = false;
-    // A unique name, because network file systems cache negative lookups. It has the form of an
-    // interrupted save's temporary folder, which the next save removes.
+    // The name is unique, because network file systems cache failed lookups. It looks like the
+    // temporary folder of an interrupted save, which the next save removes.
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     snprintf(name, sizeof name, ".iter_%lld%09ld%d.tmp", (long long)now.tv_sec, now.tv_nsec, (int)getpid());
@@ -103,7 +103,7 @@ bool same_save_folder(const char *directory, Peers world, Error *err) {
     return all || seen ||
            error_set(
                err, EXIT_CHECKPOINT,
-               "the --save folder %s is not the one that rank 0 sees, but every rank writes its part of "
+               "the --save folder %s is not the one that rank 0 sees, but all ranks write their part of "
                "a checkpoint there; use a folder on a shared file system",
                directory);
 }

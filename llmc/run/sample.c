@@ -7,16 +7,16 @@
 #include "llmc/base/utf8.h"
 #include "llmc/run/sampling.h"
 
-// Decodes n ids; the caller frees the text. Invalid UTF-8, which byte-level models may produce, is
-// replaced by U+FFFD.
+// Decodes n ids. Replaces invalid UTF-8, which byte-level models may produce, by U+FFFD. The caller
+// frees the text.
 static char *text_of(const Tokenizer *tokenizer, const int32_t *ids, int64_t n) {
     size_t total = 0, at = 0, bytes;
     for (int64_t i = 0; i < n; i++) {
         tokenizer_decode(tokenizer, ids[i], &bytes);
         total += bytes;
     }
-    // Repaired text has at most three bytes per raw byte. Characters may span tokens, so repair the
-    // whole text at once.
+    // Characters may span tokens, so the whole text is repaired at once. The result has at most
+    // three bytes per raw byte.
     char *text = (char *)xmalloc(4 * total + 1, "the sample"), *raw = text + 3 * total + 1;
     for (int64_t i = 0; i < n; i++) {
         const char *piece = tokenizer_decode(tokenizer, ids[i], &bytes);
@@ -26,7 +26,7 @@ static char *text_of(const Tokenizer *tokenizer, const int32_t *ids, int64_t n) 
     int64_t replaced = 0;
     size_t length = utf8_repair(raw, total, text, &replaced);
     for (size_t i = 0; i < length; i++) {
-        if (!text[i]) text[i] = ' ';  // byte-level models may produce zeros
+        if (!text[i]) text[i] = ' ';  // byte-level models may produce zero bytes
     }
     text[length] = 0;
     return text;
@@ -44,7 +44,8 @@ static void log_sample(Log *log, int64_t iteration, const Tokenizer *tokenizer, 
     free(text);
 }
 
-// Encodes the prompt after the tokenizer's document prefix. Returns a single EOD if both are empty.
+// Returns the ids of the tokenizer's document prefix and the prompt, or a single EOD if both are
+// empty.
 static TokenBuffer prompt_ids(const Run *run) {
     const char *prompt = run->config.sample_prompt;
     TokenBuffer ids = {NULL, 0, 0};
@@ -83,11 +84,11 @@ void write_sample(Run *run, GPT *gpt) {
                           .seed = (uint64_t)c->seed};
     int root = mesh->tp.size * mesh->dp.size * (mesh->pp.size - 1);  // first rank of the last stage
     for (; n < total; n++) {
-        // If weights are sharded, all ranks must take part in the gathers of a forward pass.
+        // The forward pass gathers sharded weights, in which all ranks must take part.
         if (mesh->dp.rank == 0 || mesh->shards.size * mesh->shard_rail.size > 1)
             gpt_next_logits(gpt, ids, n, logits);
         if (mesh->world.rank == root) ids[n] = sampling_draw(&all, logits, (uint64_t)n);
-        // Broadcast every token, so that no rank waits longer than the collective timeout.
+        // Broadcast after every token, so that no rank waits longer than the collective timeout.
         peers_broadcast(run_peers(run, run->launch.world), &ids[n], sizeof ids[n], root);
     }
     zero_use_outer(run->zero, false);

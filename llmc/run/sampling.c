@@ -14,7 +14,7 @@ static int largest_logit(const floatX *logits, int vocab) {
     return best;
 }
 
-// Unnormalized probability, relative to the largest logit.
+// Returns the probability of a logit, relative to the largest logit `top`.
 static double weight_of(float logit, double top, double temperature) {
     return exp(((double)logit - top) / temperature);
 }
@@ -28,12 +28,10 @@ static int draw_of_all(const Sampling *s, const floatX *logits, double uniform) 
         running += weight_of(floatX_to_float(logits[i]), top, s->temperature);
         if (running > target) return i;
     }
-    return best;  // NaN logits, or rounding at the very end
+    return best;  // NaN logits, or rounding errors of the sum
 }
 
 // --- top-k and top-p -----------------------------------------------------------------------------
-// A heap yields the candidates in descending order, and only as many as are needed.
-
 static bool comes_first(const Candidate *a, const Candidate *b) {
     return a->logit > b->logit || (a->logit == b->logit && a->token < b->token);
 }
@@ -57,7 +55,7 @@ static void make_heap(const Sampling *s, const floatX *logits) {
     for (int i = s->vocab / 2 - 1; i >= 0; i--) sink(s->candidates, s->vocab, i);
 }
 
-// Pops the first candidate of a heap of `count` and stores it at index count - 1.
+// Pops the most likely candidate from a heap of `count` and stores it at index count - 1.
 static Candidate take_first(Candidate *heap, int count) {
     Candidate first = heap[0];
     heap[0] = heap[count - 1];
@@ -71,8 +69,7 @@ static int draw_of_likeliest(const Sampling *s, const floatX *logits, double uni
     int vocab = s->vocab, most = s->top_k > 0 && s->top_k < vocab ? s->top_k : vocab, taken = 0;
     make_heap(s, logits);
     double top = (double)heap[0].logit, whole = 0.0, sum = 0.0, running = 0.0;
-    // Total probability after top-k: of the first `most` candidates, which are then at the end of
-    // the array, or of all.
+    // Sum the probabilities after top-k. Popping moves those candidates to the end of the array.
     if (most < vocab) {
         for (; taken < most; taken++)
             whole += weight_of(take_first(heap, vocab - taken).logit, top, s->temperature);

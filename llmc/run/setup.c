@@ -1,4 +1,4 @@
-// From flags to the first step: mesh, device, memory, groups, weights and data. See run.h.
+// Sets up a run from its flags: mesh, device, memory, groups, weights and data. See run.h.
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -8,8 +8,8 @@
 #include "llmc/run/run.h"
 #include "llmc/state/stats.h"
 
-// Gets vocabulary size and end-of-document id from the tokenizer. Leaves them 0 for GPT-2 BPE
-// without files (or with --plan); config_finish then uses GPT-2's sizes.
+// Gets the vocabulary size and the end-of-document id from the tokenizer. Leaves them 0 for GPT-2
+// BPE without files or with --plan; config_finish then uses GPT-2's sizes.
 static bool open_tokenizer(Run *run, int *vocab, int *eod) {
     const Config *c = &run->config;
     if (c->tokenizer_type == TOKENIZER_GPT2_BPE && (!c->vocab_file || c->plan)) return true;
@@ -46,8 +46,8 @@ bool run_place(Run *run) {
 static bool open_device(Run *run) {
     run->site.phase = "setup";
     run->own = devices_choose(run_peers(run, run->launch.host), &run->mesh, run->config.emulate_nodes);
-    // Error messages name a GPU by the rank's position on its host, because a rank that sees only
-    // its own GPU would always say 0. If ranks share GPUs they use the device index.
+    // Error messages name a GPU by the rank's index on its host, because a rank that sees only one
+    // GPU always has device index 0. If ranks share GPUs, messages use the device index.
     if (run->own.sharers > 1 && device_kind()->numbered) run->site.gpu = run->own.index;
     run->device = device_open(run->own.index, &run->site, &run->error);
     if (!run->device) return false;
@@ -59,7 +59,7 @@ static bool open_device(Run *run) {
     return run->log != NULL && stats_folder(&run->config, &run->error);
 }
 
-// Every rank measures free memory before any rank that shares the device (or the host, on CPUs)
+// Ranks that share a device, or a host on CPUs, all measure free memory before any of them
 // allocates.
 bool run_allocate(Run *run) {
     if (!run_agreed(run, open_device(run))) return false;
@@ -121,7 +121,7 @@ int64_t run_eval_iters(const Run *run, int split) {
     return loader_samples(run->loader, split) / c->global_batch_size;
 }
 
-// Logs a note if the split's number of samples differs from the checkpoint's.
+// Logs a note if the split has another number of samples than in the checkpoint.
 static void compare_split(Run *run, int split) {
     int64_t samples = loader_samples(run->loader, split), before = run->split_samples[split];
     if (!samples) return;

@@ -1,14 +1,13 @@
-// Recovery from a lost node with --local-steps. The surviving replica groups save a checkpoint, and
-// the job ends. When restarted, it resumes with any number of nodes; new nodes start from the outer
-// weights. Only the progress of the lost node since its last outer sync is lost. Called by
-// train_gpt.c.
+// Recovery from a lost node with --local-steps: the surviving replica groups save a checkpoint, and
+// the job ends. It can be restarted with any number of nodes; new nodes start from the outer
+// weights. Only the lost node's progress since its last outer sync is lost. Called by train_gpt.c.
 #include <stdio.h>
 #include <unistd.h>
 
 #include "llmc/ranks/node_recovery.h"
 #include "llmc/run/run.h"
 
-// Replaces the run's ranks by those in `left`. node -1: no node was lost.
+// Continues with the ranks in `left` only. node: the lost node, or -1 if all nodes responded.
 static void continue_without(Run *run, int node, MPI_Comm left) {
     if (node >= 0) mesh_remove_node(&run->mesh, node);
     run->launch.world = run->mesh.world.mpi = left;
@@ -31,8 +30,8 @@ static void print_error(const Run *run, int lost, const char *why) {
     error_print(&run->site, err.what);
 }
 
-// Called between two steps, in an evaluation or in a save. Inter-node messages in flight have had
-// no effect (comm_may_lose). Returns only if recovery is impossible.
+// Handles the loss of a node between two steps, in an evaluation or in a save. Pending inter-node
+// messages had no effect (comm_may_lose). Returns only if recovery is impossible.
 static void on_node_loss(void *context, const char *why) {
     Run *run = (Run *)context;
     int lost = 0;
@@ -42,11 +41,11 @@ static void on_node_loss(void *context, const char *why) {
     zero_use_outer(run->zero, false);
     read_step_status(run, 0, true);
     continue_without(run, lost, left);
-    // Don't save a state for which the anomaly guard or corrupt data would have ended the run.
+    // Don't save after an anomaly or corrupt data, which would have ended the run without a save.
     bool sound = !run->guard.ended_at && run->error.code != EXIT_DATA;
     bool saved = run_agreed(run, sound) && run_agreed(run, save_surviving_groups(run));
     if (saved && run->launch.rank == 0) print_error(run, lost, why);
-    run_barrier(run);  // the launcher kills the other ranks as soon as one exits
+    run_barrier(run);  // because mpirun kills all ranks as soon as one exits
     fflush(stdout);
     bool failed = run->exit_code != EXIT_DONE && run->exit_code != EXIT_STOPPED;
     _exit(failed ? run->exit_code : EXIT_COMMUNICATION);
