@@ -85,21 +85,21 @@ power() {
         grep -qF '| 500 | 100 | sdp4bit | 0.001000 | 2 | 0.003081 | 3 | 7 |' "$work/out" &&
         grep -qF '| 500 | 100 | qwd | 0.000141 | 1 | 0.001125 | 2 | 3 |' "$work/out" &&
         ! grep -qF '| tlq |' "$work/out" &&
-        grep -qF 'Cheapest: 7 forks per preset, 100 iterations from iteration 500, by the 90 % limit of qwd, tlq-hs, sdp4bit: 140 s' \
-            "$work/out" || { why=$(tail -n 1 "$work/out"); return 1; }
+        grep -qF 'Cheapest plan: 7 forks per preset of 100 iterations from iteration 500, 140 s per preset.' "$work/out" &&
+        grep -qF 'This follows from the 90 % limit of qwd, tlq-hs, sdp4bit.' "$work/out" || { why=$(tail -n 1 "$work/out"); return 1; }
 }
 check "number of forks needed for a known spread" power
 cheapest() { # shorter forks with a larger spread: more than 7 of 20 s
     cp -r "$work/one" "$work/two" && made two baseline 0 3.000 50 && made two baseline 1 3.000 50 &&
         made two qwd 0 3.000 50 && made two qwd 1 3.009 50 && "$study" power "$work/two" >"$work/out" &&
-        grep -q '^Cheapest: 7 forks per preset, 100 ' "$work/out" ||
+        grep -q '^Cheapest plan: 7 forks per preset of 100 ' "$work/out" ||
         { why=$(tail -n 1 "$work/out"); return 1; }
 }
 check "the cheapest of several designs" cheapest
 replicates_alone() { # the minimum that any preset needs
     made eight baseline 0 3.000 && made eight replicate1 0 3.002 &&
         "$study" power "$work/eight" >"$work/out" &&
-        grep -q '^Cheapest: [0-9]* at least forks per preset.* limit of replicates:' "$work/out" ||
+        grep -q '^Cheapest plan: at least [0-9]* forks per preset.* limit of replicates\.' "$work/out" ||
         { why=$(tail -n 1 "$work/out"); return 1; }
 }
 check "replicates alone give the minimum number" replicates_alone

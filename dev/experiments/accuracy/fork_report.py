@@ -9,7 +9,7 @@ from .common import StudyError, read_json
 from .noise import MARGIN, lost
 from .plots import gap_plot, plots
 from .scratch_report import write_page
-from .statements import meanings, ordering, paragraph, single_comparisons, table
+from .statements import items, meanings, ordering, paragraph, single_comparisons, table
 from .replicates import ForkNoise, Chance, compared, families, power_table, read_forks
 
 
@@ -29,14 +29,15 @@ def bit_identical(presets):
 
 def chance_text(chance, presets):
     if chance.deviation is None:
-        return ["**Random variation.** No data seed has a replicate, so it was not measured."]
+        return ["**Random variation** was not measured, because no data seed has a replicate."]
     most = max(len(losses) for losses in families(presets).values())
     return paragraph(
         f"**Random variation.** Up to {most} runs per data seed differ only in the last bits of the "
         "learning rate.",
         f"Their gaps have a standard deviation of {chance.of_gap():.6f} ({chance.freedom} "
         f"{'degree' if chance.freedom == 1 else 'degrees'} of freedom).",
-        "This is a lower bound for the random variation of a gap: a preset's rounding perturbs every step.")
+        "This is a lower bound for the random variation of a gap, because a preset's rounding perturbs "
+        "every step.")
 
 
 def section(group, presets, name):
@@ -77,17 +78,16 @@ def page(found, name, model):
     lines = [f"# Accuracy: forks of a {model} base run", ""]
     lines += paragraph(
         f"{runs[0]['parameters']:,} parameters, {of_all('device')}, commit {of_all('commit')}.",
-        f"Corpus: `{of_all('data')}`. Every preset starts from the weights and Adam moments of the base run "
-        "and trains while the learning rate decays to zero.",
-        "Presets with the same data seed read the same data.",
-        "All forks are evaluated on the whole validation split.",
-        "Gaps compare forks with the same data seed.",
-        "The reference for a data seed is the mean of its baseline and replicates.",
-        "A preset's 95 % interval comes from the spread of its own gaps over data seeds (Student's t, "
-        "one degree of freedom less than forks).",
-        f"A preset is as good as the baseline if its whole interval is below +{MARGIN}.",
-        *single_comparisons(max(len(compared(presets)) for presets in found.values()) - 1),
+        f"Corpus: `{of_all('data')}`.",
         "[The study](../README.md) explains what these forks can show.")
+    lines += ["", *items(
+        "Every preset starts from the weights and Adam moments of the base run and trains while the "
+        "learning rate decays to zero. Presets with the same data seed read the same data.",
+        "The gap of a fork is its loss minus the mean loss of the baseline and its replicates with the same "
+        "data seed. Losses are computed on the whole validation split.",
+        "A preset's 95 % interval is Student's t over its own gaps, one per data seed.",
+        f"A preset is as good as the baseline if its whole interval is below +{MARGIN}.",
+        " ".join(single_comparisons(max(len(compared(presets)) for presets in found.values()) - 1)))]
     pictures = {}
     for group, presets in sorted(found.items()):
         if "baseline" not in presets:
@@ -97,7 +97,9 @@ def page(found, name, model):
         pictures.update(drawn)
     try:
         rows, plan = power_table(found, MARGIN)
-        lines += ["", "## Number of forks needed for an interval", "", *rows, "", *paragraph(plan)]
+        lines += ["", "## Number of forks needed for an interval", "",
+                  f"Forks per preset for a 95 % interval of ±{MARGIN}, by the standard deviation of the gaps",
+                  "and by its 90 % limit:", "", *rows, "", *paragraph(plan)]
     except StudyError:  # no replicates
         pass
     lines += ["", *meanings("a fork")]

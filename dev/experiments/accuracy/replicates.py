@@ -144,9 +144,9 @@ def plan_of(group, presets, rows):
     most = max(r["safe"] for r in asked)
     cost = most * statistics.median(seconds)
     names = ", ".join(r["who"] for r in asked)
-    least = " at least" if names == "replicates" else ""
-    return cost, (f"{most}{least} forks per preset, {group[1]} iterations from iteration {group[0]}, "
-                  f"by the 90 % limit of {names}: {cost:.0f} s per preset.")
+    least = "at least " if names == "replicates" else ""
+    return cost, (f"{least}{most} forks per preset of {group[1]} iterations from iteration {group[0]}, "
+                  f"{cost:.0f} s per preset. This follows from the 90 % limit of {names}.")
 
 
 def power_table(found, half_width):
@@ -164,7 +164,7 @@ def power_table(found, half_width):
     plans = [p for p in (plan_of(group, found[group], rows) for group, rows in by_group.items()) if p]
     if not plans:
         return lines, f"No plan reaches ±{half_width} with {MOST_FORKS} forks."
-    return lines, "Cheapest: " + min(plans)[1]
+    return lines, "Cheapest plan: " + min(plans)[1]
 
 
 def power(options):

@@ -35,12 +35,10 @@ def noise_text(results, noise):
         origin = "It is estimated from gaps at equal seeds, over all presets with several seeds"
     return paragraph(
         f"**Noise.** The baseline's validation loss has a standard deviation of {noise.baseline:.5f}",
-        f"over {len(results['baseline'])} seeds.",
-        "Seeds differ in initial weights and in the order of the data.",
-        f"A gap's own standard deviation is {noise.deviation:.5f}.",
-        f"{origin} ({noise.freedom} degrees of freedom: all presets share the baseline's runs).",
-        "It gives the intervals of presets with one or two seeds.",
-        "Presets with three or more seeds use their own spread if it is larger.")
+        f"over {len(results['baseline'])} seeds, which differ in initial weights and in the order of the data.",
+        f"A gap's own standard deviation is {noise.deviation:.5f}, with {noise.freedom} degrees of freedom.",
+        f"{origin}, and gives the 95 % intervals.",
+        "A preset with three or more seeds uses its own spread if that is larger.")
 
 
 def page_text(results, noise, model, pictures):
@@ -61,9 +59,8 @@ def page_text(results, noise, model, pictures):
     alone = sum(len(baseline_gaps(results, preset)) == 1 for preset in results)
     lines += paragraph(
         *single_comparisons(len(results) - 1),
-        "Presets with one seed share one reference, the baseline run with that seed. "
-        "Its random variation is part of all of their gaps, "
-        "so these gaps are not independent of each other." if alone > 1 else "")
+        "Presets with one seed share one reference, the baseline run with that seed, "
+        "so their gaps are not independent of each other." if alone > 1 else "")
     lines += ["", *meanings("the run")]
     order = ordering(results, noise)
     if order:

@@ -106,9 +106,15 @@ def meanings(run):
     for meaning in (
             f"*gradient error*: ‖reduced − exact‖ / ‖exact‖ over the whole gradient of a step, "
             f"mean over the second half of {run}. "
-            "Not defined with --local-steps, where nodes reduce no gradients.",
+            "Not defined with --local-steps, because nodes then do not exchange gradients.",
             "*replica error*: distance between the model weights and the fp32 master weights, "
             "relative to the error of rounding the master weights to bf16. 1 means no error beyond bf16.",
-            "*tokens/s*: as logged, at whatever clock rate each run got; not a speed measurement."):
+            "*tokens/s*: from the log; not a speed measurement, because clock rates were not controlled."):
         lines += ["", *paragraph(meaning)]
     return lines[1:]
+
+
+def items(*texts):
+    """Returns a Markdown list, wrapped like paragraph()."""
+    return [line for text in texts if text for line in textwrap.wrap(
+        "- " + text, COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)]
