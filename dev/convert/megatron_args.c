@@ -108,7 +108,7 @@ static bool check_computed(const PickleValue *args, bool by_rank, const char *pa
     const char *softmax = pickle_text(pickle_member(args, "softmax_type"));
     if (softmax && strcmp(softmax, "vanilla") != 0)
         return refuse(path, "its model", "uses an unsupported attention softmax", err);
-    // Without biases of all linear layers, this one adds biases to the queries, keys and values only.
+    // Without add_bias_linear, only the projections of Q, K and V have biases.
     if (!is_neutral(pickle_member(args, "add_qkv_bias")) && is_false(pickle_member(args, "add_bias_linear")))
         return refuse(path, "its model", "has biases only in the projections of Q, K and V", err);
     const PickleValue *factor = pickle_member(args, "rotary_seq_len_interpolation_factor");

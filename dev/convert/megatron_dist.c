@@ -70,7 +70,7 @@ static Item item_of(const GPT *gpt, const char *name, const PickleValue *storage
     if (!master && is_other_state(name)) return item;
     if (master) item.kind = MEGATRON_MASTER;
     item.meaning = megatron_name(gpt, master ? master + strlen(MASTER) : name, 0, &item.tensor);
-    // This format stores the embedding of a tied model once, so a separate output layer is an error.
+    // The format stores a tied embedding once, so an output layer contradicts the arguments.
     if (gpt->tied && strstr(name, "output_layer.weight")) item.meaning = MEGATRON_UNKNOWN;
     return item;
 }

@@ -60,6 +60,24 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const SafeEntry *)a)->name, ((const SafeEntry *)b)->name);
 }
 
+static int by_offset(const void *a, const void *b) {
+    const SafeEntry *x = (const SafeEntry *)a, *y = (const SafeEntry *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
+}
+
+// Sorts the entries by offset. The tensors must fill the data without overlaps and holes.
+static const char *check_offsets(SafeFile *file, uint64_t data_bytes) {
+    uint64_t end = 0;
+    qsort(file->entries, (size_t)file->count, sizeof *file->entries, by_offset);
+    for (int i = 0; i < file->count; i++) {
+        if (file->entries[i].begin < end) return "tensors overlap";
+        if (file->entries[i].begin > end) return "it has bytes that belong to no tensor";
+        end += file->entries[i].bytes;
+    }
+    return end == data_bytes ? NULL : "it has bytes that belong to no tensor";
+}
+
 static const char *parse_header(SafeFile *file, const cJSON *header, uint64_t data_bytes) {
     file->entries = (SafeEntry *)xcalloc((size_t)cJSON_GetArraySize(header) + 1, sizeof *file->entries,
                                          "a safetensors header");
@@ -68,6 +86,8 @@ static const char *parse_header(SafeFile *file, const cJSON *header, uint64_t da
         const char *fault = parse_entry(item, data_bytes, &file->entries[file->count++]);
         if (fault) return fault;
     }
+    const char *fault = check_offsets(file, data_bytes);
+    if (fault) return fault;
     qsort(file->entries, (size_t)file->count, sizeof *file->entries, by_name);
     for (int i = 1; i < file->count; i++) {
         if (by_name(&file->entries[i - 1], &file->entries[i]) == 0) return "two tensors have the same name";

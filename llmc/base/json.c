@@ -16,6 +16,7 @@ void json_use_checked_memory(void) {
 
 cJSON *json_parse_object(const char *text, size_t bytes) {
     const char *rest = NULL;
+    if (json_has_zero(text, bytes)) return NULL;
     cJSON *object = cJSON_ParseWithLengthOpts(text, bytes, &rest, 0);
     if (!object) return NULL;
     while (rest && rest < text + bytes && *rest && strchr(" \n\r\t", *rest)) rest++;

@@ -12,7 +12,7 @@ LLMC_BEGIN
 // would report valid text as malformed. Call in main, before any JSON is read.
 void json_use_checked_memory(void);
 // Parses exactly `bytes` bytes (no terminator needed). Returns NULL unless they are one JSON
-// object, surrounded only by white space.
+// object without U+0000, surrounded only by white space.
 cJSON *json_parse_object(const char *text, size_t bytes);
 // Reads a file that is a JSON object. Returns NULL with EXIT_CHECKPOINT otherwise.
 cJSON *json_read_object(const char *path, uint64_t max_bytes, Error *err);

@@ -546,13 +546,11 @@ static const Case CASES[] = {
     {"", "", "\"data_offsets\":[0,288]", "\"data_offsets\":[288,0]", "offsets are malformed"},
     {"", "", "\"data_offsets\":[0,288]", "\"data_offsets\":[0,9007199254740992]",
      "is shorter than its tensors"},
-    {"", "", "\"data_offsets\":[0,288]", "\"data_offsets\":[0,284]", "is not (72)"},
+    {"", "", "\"data_offsets\":[0,288]", "\"data_offsets\":[0,284]", "bytes that belong to no tensor"},
+    {"", "", "\"data_offsets\":[0,288]", "\"data_offsets\":[0,292]", "tensors overlap"},
+    {"", "", "{\"__metadata__\"", "{\"x\\u0000y\":{},\"__metadata__\"", "its header is not a JSON object"},
     {"", "", "{\"__metadata__\"",
-     "{\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[50,24],\"data_offsets\":[0,4800]}"
-     ",\"__metadata__\"",
-     "a separate output layer"},
-    {"", "", "{\"__metadata__\"",
-     "{\"lora\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}"
+     "{\"lora\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}"
      ",\"__metadata__\"",
      "1 tensors that"},
 };
@@ -793,6 +791,9 @@ static void hostile_indices(void **state) {
         put(w->hf, "model.safetensors.index.json", texts[i], strlen(texts[i]));
         refuses(w, "model.safetensors.index.json");
     }
+    static const char zero[] = "{\"weight_map\": {\"a\": \"a.safetensors\\u0000x\"}}";
+    put(w->hf, "model.safetensors.index.json", zero, strlen(zero));
+    refuses(w, "is not a JSON object");
     static const char absent[] = "{\"weight_map\": {\"a\": \"a.safetensors\"}}";
     put(w->hf, "model.safetensors.index.json", absent, strlen(absent));
     refuses(w, "has no 'a'");
@@ -806,29 +807,51 @@ static void hostile_indices(void **state) {
 static void older_folders(void **state) {
     Work *w = (Work *)*state;
     HfReport report;
+    size_t bytes = 0;
+    long begin, end;
     char *header = golden_header(), *bare = replaced(header, "\"transformer.", "\"");
-    const char *at = strstr(bare, "\"wte.weight\"");
-    char *words = text_format("%.*s}", (int)(strchr(at, '}') - at - 12), at + 12);
+    char *model = hf_slurp(GOLDEN_FOLDER, "model.safetensors", &bytes);
+    char *data = model + 8 + strlen(header);
+    long size = (long)(bytes - 8 - strlen(header));
+    const char *embedding = strstr(strstr(bare, "\"wte.weight\""), "data_offsets\":[");
+    assert_int_equal(sscanf(embedding, "data_offsets\":[%ld,%ld]", &begin, &end), 2);
+    long copied = size + end - begin, masked = copied + 144, total = masked + 4;
     char *extra = text_format(
-        "{\"lm_head.weight\"%s,\"h.0.attn.bias\":{\"dtype\":\"U8\",\"shape\":[1,1,12,12],"
-        "\"data_offsets\":[0,144]},\"h.1.attn.masked_bias\":{\"dtype\":\"F32\",\"shape\":[],"
-        "\"data_offsets\":[0,4]},\"__metadata__\"",
-        words);
+        "{\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[50,24],\"data_offsets\":[%ld,%ld]},"
+        "\"h.0.attn.bias\":{\"dtype\":\"U8\",\"shape\":[1,1,12,12],\"data_offsets\":[%ld,%ld]},"
+        "\"h.1.attn.masked_bias\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[%ld,%ld]},"
+        "\"__metadata__\"",
+        size, copied, copied, masked, masked, total);
     char *old = replaced(bare, "{\"__metadata__\"", extra);
+    uint64_t length = strlen(old);
+    char *file = (char *)calloc(1, 8 + length + (size_t)total);
+    memcpy(file, &length, 8);
+    memcpy(file + 8, old, length);
+    memcpy(file + 8 + length, data, (size_t)size);
+    memcpy(file + 8 + length + size, data + begin, (size_t)(end - begin));
     put_changed(w->hf, "", "", "", "");
-    put_model(w->hf, "model.safetensors", old);
+    put(w->hf, "model.safetensors", file, 8 + length + (size_t)total);
     imports(w->hf, w->back);
     export(w->back, w->again, true, 1 << 30, &report);
     imports(GOLDEN_FOLDER, w->run);
     char *golden = text_format("%s/golden", w->path);
     export(w->run, golden, true, 1 << 30, &report);
     assert_true(same_file(w->again, golden, "model.safetensors"));
+    // The copy of the output layer must equal the embedding.
+    file[8 + length + (uint64_t)size] ^= 1;
+    put(w->hf, "model.safetensors", file, 8 + length + (size_t)total);
+    char *refused = text_format("%s/refused", w->path);
+    Error err = {0};
+    assert_false(import(w->hf, refused, &err));
+    assert_non_null(strstr(err.what, "a separate output layer"));
+    free(refused);
     free(golden);
-    free(header);
-    free(bare);
-    free(words);
-    free(extra);
+    free(file);
     free(old);
+    free(extra);
+    free(model);
+    free(bare);
+    free(header);
 }
 
 // Half precision: layer 0's c_attn.bias of the golden folder as 72 fp16 values.
@@ -841,7 +864,8 @@ static void halves_are_read(void **state) {
     size_t bytes;
     uint64_t length;
     put_changed(w->hf, "", "", "\"F32\",\"shape\":[72],\"data_offsets\":[0,288]",
-                "\"F16\",\"shape\":[72],\"data_offsets\":[0,144]");
+                "\"F16\",\"shape\":[72],\"data_offsets\":[0,144]},\"transformer.h.0.attn.bias\":"
+                "{\"dtype\":\"U8\",\"shape\":[144],\"data_offsets\":[144,288]");
     char *model = hf_slurp(w->hf, "model.safetensors", &bytes);
     memcpy(&length, model, 8);
     for (int i = 0; i < 72; i++) memcpy(model + 8 + length + 2 * i, &halves[i % 8], 2);
