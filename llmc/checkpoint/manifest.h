@@ -114,7 +114,6 @@ bool manifest_parse(Manifest *manifest, const char *text, size_t bytes, const ch
 // node. The error names the first missing tensor and element.
 bool manifest_check_complete(const Manifest *manifest, const char *path, Error *err);
 void manifest_free(Manifest *manifest);
-// Returns the index of a tensor, or -1.
 int manifest_find_tensor(const Manifest *manifest, const char *name);
 // Returns the position in `order` of the first slice of (tensor, kind, node) that ends after this
 // element. The slice may start after the element, or belong to another tensor, kind or node.

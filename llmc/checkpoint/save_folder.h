@@ -31,7 +31,6 @@ bool save_folder_in_use(const char *directory, int64_t iteration);
 // moves *lock to it. No-op for NO_SAVE_LOCK. EXIT_CHECKPOINT if another process holds the new one
 // (*lock is then NO_SAVE_LOCK) or it cannot be created.
 bool save_folder_follow(const char *directory, SaveLock *lock, bool *moved, Error *err);
-// Returns true if both paths lead to the same directory.
 bool save_folder_same(const char *a, const char *b);
 
 // --- before a save -------------------------------------------------------------------------------

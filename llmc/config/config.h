@@ -231,13 +231,11 @@ bool config_same_residual(const Config *config, const char *saved_json);
 // ramp samples, then the full size. config_finish ensures that each size is a multiple of
 // micro-batch size x data-parallel size.
 int config_global_batch_size(const Config *config, int64_t consumed_samples);
-// Default of --ffn-hidden-size.
 int config_default_ffn(const Config *config);
 // Number of key/value heads: --num-query-groups, or one per head.
 int config_query_groups(const Config *config);
 // Columns per head that rotary embeddings rotate; 0 with learned positions. After config_finish.
 int config_rotary_columns(const Config *config);
-// Chunks of layers per pipeline stage.
 int config_pipeline_chunks(const Config *config);
 // Recomputes train_iters when a checkpoint is loaded: --train-samples counts the samples of all
 // runs, whatever their batch sizes. (Megatron-LM counts as if this run's batch sizes had always
@@ -274,7 +272,6 @@ typedef struct Schedule {
     double weight_decay_samples;  // samples over which weight decay changes from start to end
 } Schedule;
 
-// config: completed by config_finish.
 Schedule schedule_from_config(const Config *config);
 // Returns the learning rate after n samples of successful steps. n = 0 gives lr_init, which the
 // first step uses.

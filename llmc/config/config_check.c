@@ -5,7 +5,6 @@
 
 #include "sdp4bit/codec.h"
 
-// Arguments shared by all checks.
 typedef struct Parsed {
     const Config *config;
     const bool *given;  // (rows of the table)
@@ -14,7 +13,6 @@ typedef struct Parsed {
     Error *err;
 } Parsed;
 
-// Returns the row that stores into this offset of Config.
 static int row_of(size_t offset) {
     int rows;
     const Option *table = config_options(&rows);

@@ -47,7 +47,6 @@ static int64_t batch_unit(const Config *c) {
     return (int64_t)c->micro_batch_size * c->dp_size * group;
 }
 
-// Checks that the micro-batches of a step form whole groups.
 static bool whole_groups(const Config *c, Error *err) {
     int P = c->pipeline_model_parallel_size;
     if (config_pipeline_chunks(c) == 1 || c->micro_batches % P == 0) return true;
@@ -77,7 +76,6 @@ static bool finish_batch(Config *c, Error *err) {
     return whole_groups(c, err);
 }
 
-// Parses an integer in [low, 10^15].
 static bool parse_count(const char *word, int64_t low, int64_t *value) {
     char *end;
     if (word[0] < '0' || word[0] > '9') return false;

@@ -33,7 +33,6 @@ static bool add_word(Reader *reader, const char *text, size_t length, Error *err
     return true;
 }
 
-// Returns the whole file as NUL-terminated text, malloc'ed.
 static char *read_text(const char *path, size_t *bytes, Error *err) {
     FILE *file = durable_open_plain(path);
     if (!file) {
@@ -278,7 +277,6 @@ int options_choice(const char *choices, const char *word) {
     }
 }
 
-// Accepts only decimal digits with an optional sign.
 static bool read_integer(const char *word, int64_t *value) {
     const char *digits = word + (*word == '-' || *word == '+');
     if (!*digits || digits[strspn(digits, "0123456789")]) return false;

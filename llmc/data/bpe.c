@@ -86,7 +86,6 @@ void bpe_add(Bpe *bpe, BpeMerge merge) {
     bpe->merges[i] = merge;
 }
 
-// Returns the merge of a pair, or NULL.
 static const BpeMerge *find_merge(const Bpe *bpe, int32_t left, int32_t right) {
     for (size_t i = pair_slot(left, right, bpe->slots);; i = (i + 1) & (bpe->slots - 1)) {
         const BpeMerge *merge = &bpe->merges[i];

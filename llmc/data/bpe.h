@@ -24,7 +24,6 @@ void text_ids_init(TextIds *ids, int64_t texts);
 void text_ids_free(TextIds *ids);
 // Adds a text, which must outlive the table. A later duplicate replaces the earlier one.
 void text_ids_add(TextIds *ids, const char *text, size_t bytes, int32_t id);
-// Returns the id of a text, or -1.
 int32_t text_ids_find(const TextIds *ids, const char *text, size_t bytes);
 
 typedef struct Bpe {

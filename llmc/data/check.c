@@ -42,8 +42,6 @@ static bool check_tokens(const Shard *shard, int vocab_size, int32_t *largest, E
     return ok;
 }
 
-// --- Ends of documents ---------------------------------------------------------------------------
-
 typedef struct Ends {
     int64_t seen;     // sequences of at least two tokens
     int32_t last;     // last id of the most recent sequence
@@ -94,8 +92,6 @@ bool check_ends(const Shard *shard, const LoaderOptions *options, int64_t most, 
             shard->prefix, e.last, options->eod);
     return true;
 }
-
-// --- --check-data --------------------------------------------------------------------------------
 
 static bool check_shard(const Shard *shard, int vocab_size, FILE *out, Error *err) {
     int64_t empty = 0, shortest = INT64_MAX, longest = 0;

@@ -5,8 +5,6 @@
 #include "llmc/data/loader.h"
 #include "llmc/data/loader_state.h"
 
-// --- Summary -------------------------------------------------------------------------------------
-
 static void print_part(const BlendedDataset *d, int i, FILE *out) {
     const GptDataset *p = &d->parts[i];
     fprintf(out, "    %s:", p->shard->prefix);
@@ -52,8 +50,6 @@ void loader_print_summary(const Loader *loader, FILE *out) {
     fprintf(out, " > sample index: %.1f MB per %s, built in %.2f s\n", megabytes,
             copied ? "rank (the ranks of this node cannot share memory)" : "node", loader->open_seconds);
 }
-
-// --- --inspect-data ------------------------------------------------------------------------------
 
 static void print_spans(const GptDataset *p, int64_t part_sample, FILE *out) {
     for (int64_t t = 0; t <= p->seq_length;) {

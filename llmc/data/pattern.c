@@ -23,7 +23,6 @@ static bool refuse(Translation *t, const char *why) {
     return false;
 }
 
-// Copies `count` characters.
 static bool copy(Translation *t, size_t count) {
     fwrite(t->at, 1, count, t->out);
     t->at += count;

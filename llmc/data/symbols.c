@@ -98,8 +98,6 @@ bool symbols_of_bytes(const Symbols *s, const Alphabet *alphabet, int32_t byte_i
     return true;
 }
 
-// ---- merges ----
-
 bool symbols_merge(const Symbols *s, const char *left, size_t left_bytes, const char *right,
                    size_t right_bytes, BpeMerge *merge, const char **why) {
     char joined[4096];

@@ -17,7 +17,6 @@ typedef struct Symbols {
 // Reserves space for `limit` texts.
 void symbols_init(Symbols *symbols, int limit);
 void symbols_free(Symbols *symbols);
-// Returns the id of a text, or -1.
 int symbols_find(const Symbols *symbols, const char *text, size_t length);
 // Adds a text with the id in a JSON item. file: for error messages. Errors: EXIT_DATA if the id is
 // not an integer from 0 to limit - 1 or is taken, or if the text is already present.

@@ -13,7 +13,6 @@
 // because files are read into memory
 #define MAX_FILE_BYTES ((uint64_t)1 << 30)
 
-// State of the parser.
 typedef struct Parser {
     TaskSet *set;
     const char *path;
@@ -37,8 +36,6 @@ static bool refuse(const Parser *r, const char *format, ...) {
     return error_set(r->err, EXIT_DATA, "%s line %lld: %s; see docs/eval_tasks.md", r->path,
                      (long long)r->line, what);
 }
-
-// --- tokenization --------------------------------------------------------------------------------
 
 // Returns the length of a text without the trailing characters that Python's str.rstrip() removes.
 static size_t stripped_bytes(const char *text) {
@@ -121,8 +118,6 @@ static bool add_request(Parser *r, const char *context, const char *delimiter, c
     return true;
 }
 
-// --- a line --------------------------------------------------------------------------------------
-
 // Returns the string of an item, which must be valid UTF-8 (cJSON does not check). NULL on error.
 static const char *text_of(const Parser *r, const cJSON *item, const char *what) {
     if (!cJSON_IsString(item)) {
@@ -157,7 +152,6 @@ static bool add_task(Parser *r, const char *name, TaskForm form) {
     return true;
 }
 
-// Finds the task with this name, or adds it.
 static bool find_task(Parser *r, const char *name, TaskForm form, int32_t *task) {
     TaskSet *set = r->set;
     int64_t i = set->tasks - 1;  // usually the same task as on the previous line
@@ -225,8 +219,6 @@ static bool read_line(Parser *r, const char *line, size_t bytes) {
     cJSON_Delete(object);
     return ok;
 }
-
-// --- the file ------------------------------------------------------------------------------------
 
 bool task_set_read(TaskSet *set, const char *path, TaskEncoding encoding, Error *err) {
     assert(encoding.tokenizer && encoding.seq_length >= 1);

@@ -17,8 +17,6 @@ struct Tokenizer {
     ByteLevel parts;  // BPE types: all parts; others: only the table
 };
 
-// ---- opening ----
-
 static void fill_byte_table(TokenTable *table) {
     token_table_init(table, 257, 256 + strlen(END_OF_TEXT));
     for (int id = 0; id < 256; id++) token_table_append(table, id, (char[]){(char)id}, 1);
@@ -148,7 +146,6 @@ static size_t cache_slot(uint64_t head, uint64_t tail, size_t bytes) {
 
 // ---- encoding ----
 
-// A buffer that grows as needed.
 typedef struct TextBuffer {
     char *text;
     size_t bytes;

@@ -41,8 +41,6 @@ static bool read_flag(const cJSON *object, const char *name, bool missing, bool 
     return is_absent(item) || cJSON_IsBool(item);
 }
 
-// ---- files ----
-
 // Returns the file's JSON object, or NULL with err set.
 static cJSON *read_object(const char *path, Error *err) {
     size_t bytes;
@@ -141,7 +139,6 @@ static bool read_added(Parser *r) {
     return REFUSE("%s: the added token \"%.80s\" occurs twice; remove one", r->path, twice);
 }
 
-// Returns NULL if no token has this id.
 static const char *text_of(const Parser *r, int id) {
     return r->symbols.of_id[id] ? r->symbols.of_id[id] : r->of_id[id] ? content_of(r->of_id[id]) : NULL;
 }
@@ -429,8 +426,6 @@ static bool find_eod(Parser *r, const char *wanted) {
     free(config);
     return good;
 }
-
-// ---- entry point ----
 
 void byte_level_free(ByteLevel *parts) {
     added_tokens_free(&parts->raw);

@@ -36,8 +36,6 @@ void token_table_free(TokenTable *table) {
     *table = (TokenTable){0};
 }
 
-// ---- files ----
-
 static int64_t line_of(const char *text, const char *where) {
     int64_t line = 1;
     for (const char *p = text; p < where; p++) line += *p == '\n';
@@ -55,8 +53,6 @@ char *vocabulary_file(const char *path, const char *hint, size_t *bytes, Error *
     *bytes = (size_t)size;
     return text;
 }
-
-// ---- vocab.json ----
 
 static void fill_table(TokenTable *table, const Symbols *symbols, const Alphabet *alphabet,
                        size_t text_bytes) {
@@ -93,8 +89,6 @@ static bool parse_vocab(const cJSON *root, size_t text_bytes, TokenTable *table,
     table->eod = eod;
     return true;
 }
-
-// ---- merges.txt ----
 
 static bool parse_merges(const Symbols *symbols, const char *text, size_t bytes, Bpe *bpe, const char *path,
                          const char *vocab_file, Error *err) {
