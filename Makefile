@@ -35,8 +35,8 @@ endif
 ifeq ($(ASSERTS)$(SAN)$(FUZZ),)
 CFLAGS_BASE += -DNDEBUG
 endif
-# No AVX-512 with ASan: GCC 13.2 uses aligned 64-byte stores on stack frames that AddressSanitizer
-# aligns to less.
+# No AVX-512 with ASan: GCC 13.2 uses aligned 64-byte stores, but ASan's stack frames are not
+# 64-byte aligned.
 ifeq ($(SAN),1)
 CFLAGS_BASE += -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
                $(if $(filter x86_64,$(shell uname -m)),-mno-avx512f)
@@ -172,7 +172,7 @@ $(BUILD)/convert_checkpoint: $(BUILD)/obj/dev/convert_checkpoint.o $(CONVERT_LIB
 $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(TOOL_LIB) $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
 	$(call link_cpu,-lcmocka)
-# The one-process simulator of the exchanges is used by three programs.
+# Programs that compare with the single-process communication simulator.
 SIMULATOR_TESTS := mpi/test_sdp4bit_mpi mpi/test_local_mpi unit/sdp4bit/test_simulator
 $(SIMULATOR_TESTS:%=$(BUILD)/test/%): $(BUILD)/obj/test/mpi/simulator.o
 
@@ -183,7 +183,7 @@ $(CONVERT_TESTS:%=$(BUILD)/test/%): $(CONVERT_LIB)
 $(BUILD)/test/unit/run/test_eval_tasks: $(BUILD)/obj/train_gpt.o
 $(BUILD)/test/mpi/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/model_gradients.o
 
-# Fuzz targets replay given inputs (replay.c), or search for inputs with libFuzzer's main(). mmap is
+# Fuzz targets replay given inputs (replay.c) or search for inputs with libFuzzer's main(). mmap is
 # wrapped: see fuzz_shard.c.
 $(FUZZ_TARGETS): $(BUILD)/obj/test/fuzz/files.o
 ifeq ($(FUZZ),1)
@@ -203,8 +203,8 @@ fuzz:
 	    "apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
 	$(MAKE) FUZZ=1 BUILD=$(BUILD)/fuzz fuzz-targets
 
-# LD_PRELOAD libraries for test/fault/*.sh: file operations that fail or kill the process, failing
-# allocations and collectives. Built without sanitizers, for plain programs.
+# LD_PRELOAD libraries for test/fault/*.sh. They make file operations, allocations or collectives
+# fail, or kill the process. Built without sanitizers, because plain programs load them.
 $(BUILD)/test/fault/%.so: test/fault/%.c
 	@mkdir -p $(@D)
 	$(MPICC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wno-unused-parameter -fPIC -shared $< -ldl -o $@
@@ -283,8 +283,8 @@ $(error cuDNN: cudnn.h was not found; install libcudnn9-dev-cuda-$(basename $(NV
 endif
 $(info cuDNN $(call version_of,$(CUDNN_INCLUDE)/cudnn_version.h,CUDNN_MAJOR).$(call version_of,$(CUDNN_INCLUDE)/cudnn_version.h,CUDNN_MINOR) in $(CUDNN_INCLUDE))
 
-# Header-only, pinned version: found, or downloaded once from the Python package into the build
-# folder.
+# cudnn-frontend is header-only. If it is not installed, a pinned version of its Python package is
+# downloaded into the build folder once.
 FRONTEND_FETCHED := $(BUILD)/cudnn-frontend/include
 FRONTEND_PLACES  := /usr/include /usr/local/include $(PY_PACKAGES:%=%/include)
 FRONTEND_INCLUDE := $(or $(CUDNN_FRONTEND),$(call header_dir,cudnn_frontend.h,$(FRONTEND_PLACES)), \
@@ -329,7 +329,7 @@ CUDA_OPTIMIZE := -O3 -lineinfo
 CUDA_OPTIMIZE_HOST := -O1 -lineinfo
 endif
 
-# Host code with the same floating-point flags as C. Device code allows FMA contraction; code that
+# Host code uses the same floating-point flags as C. Device code allows FMA contraction; code that
 # must not depend on it uses intrinsics with explicit rounding.
 ifeq ($(ASSERTS)$(SAN)$(FUZZ),)
 NVCCFLAGS += -DNDEBUG
@@ -374,8 +374,8 @@ $(eval $(call stamp,$(CUDA_DIR)/flags,$$(CUDA_FLAGS)))
 $(CUDA_DIR)/%.o: %.cu $(CUDA_DIR)/flags
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_OPTIMIZE) $(NVCCFLAGS) -MMD -MP -x cu -c $< -o $@
-# C++ without device code, because cudnn-frontend's headers take most of a minute to compile, and as
-# CUDA once per architecture.
+# Compiled as plain C++: cudnn-frontend's headers take most of a minute to compile, and nvcc would
+# compile them once per architecture.
 $(CUDA_DIR)/%.o: %.cpp $(CUDA_DIR)/flags | $(FRONTEND_INCLUDE)/cudnn_frontend.h
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_OPTIMIZE_HOST) $(NVCCFLAGS) -MMD -MP -x c++ -c $< -o $@
@@ -423,8 +423,8 @@ $(BUILD)/generate: $(BUILD)/obj/dev/generate.o $(TOOL_LIB) $(GPU_LINKED)
 $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/gpu/%.o $(GPU_LINKED)
 	@mkdir -p $(@D)
 	$(link_gpu)
-# MPI programs for GPU ranks, also built for CPU ranks: exchanges against the one-process simulator,
-# which runs on the host, and the model in every layout.
+# GPU builds of MPI tests. Some compare communication with the single-process simulator, which runs
+# on the host; the others run the model in every layout.
 $(BUILD)/test/gpu/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/simulator.o $(BUILD)/obj/test/mpi/model_gradients.o
 $(BUILD)/test/gpu/test_local_mpi: $(BUILD)/obj/test/mpi/simulator.o
 $(MODEL_RANKS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/mpi/%.o $(GPU_LINKED)

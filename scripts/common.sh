@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 3
 BUILD=${BUILD:-build}
 
 say() { printf '%s\n' "$*"; }
-die() { # CODE MESSAGE: what failed; what to do
+die() { # CODE MESSAGE; the message says what failed and what to do
     printf 'error: %s\n' "$2" >&2
     exit "$1"
 }
@@ -47,7 +47,7 @@ have_library() {
     have_command "$(c_compiler)" || { debian_package_installed "$3"; return; }
     [ $# -lt 4 ] || flags=$(pkg-config --cflags --libs "$4" 2>/dev/null)
     program=$(mktemp) || return 1
-    # shellcheck disable=SC2086  # flags are several words
+    # shellcheck disable=SC2086 # split on purpose
     if {
         printf '#include <%s>\n' stdarg.h setjmp.h stddef.h stdint.h # cmocka.h needs these first
         printf '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <%s>\nint main(void) { return 0; }\n' "$1"
@@ -93,7 +93,7 @@ missing() {
     local who name packages check
     while IFS='|' read -r who name packages check; do
         case " $* " in *" ${who% } "*) ;; *) continue ;; esac
-        # shellcheck disable=SC2086  # the check is a command line of this file
+        # shellcheck disable=SC2086 # split on purpose
         $check </dev/null || say "$name|$packages"
     done < <(requirements)
 }
@@ -118,7 +118,7 @@ install_missing() {
     mkdir -p "$BUILD"
     log=$BUILD/install.log
     say "installing (log in $log): $packages"
-    # shellcheck disable=SC2086  # packages are several words
+    # shellcheck disable=SC2086 # split on purpose
     if ! "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive sh -c 'apt-get -o Acquire::Retries=3 update &&
         apt-get -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 \
             install --yes --no-install-recommends "$@"' sh $packages </dev/null >"$log" 2>&1; then
@@ -240,10 +240,12 @@ without_banners() {
     [ $inside = 0 ] || [ $known = 1 ] || printf '%s\n' "$block"
 }
 
-# Settings of Open MPI for a single machine. No TCP: it warns on machines without network
-# interfaces. No single-copy transfers: most containers refuse them with a warning. No remote launch
-# agent: mpirun fails if neither ssh nor rsh is installed. No fabric libraries: opening them takes
-# half of the start-up time. No daemon for a program that runs without mpirun.
+# Configures Open MPI for a single machine. Turns off:
+#   - the remote launch agent: mpirun fails if neither ssh nor rsh is installed
+#   - TCP, which warns on machines without network interfaces
+#   - fabric libraries: opening them takes half of the start-up time
+#   - the daemon of a program that runs without mpirun
+#   - single-copy transfers, which most containers refuse with a warning
 one_machine() {
     if ! command -v ssh rsh >/dev/null; then export OMPI_MCA_plm="${OMPI_MCA_plm-isolated}"; fi
     export OMPI_MCA_pml="${OMPI_MCA_pml-ob1}" OMPI_MCA_btl="${OMPI_MCA_btl-^tcp,openib,ofi}"

@@ -44,7 +44,7 @@ line memory "$(awk '/^MemTotal/ {t = $2} /^MemAvailable/ {a = $2}
 
 say "== the CPU program and its tests =="
 while IFS='|' read -r who name packages check; do
-    # shellcheck disable=SC2086  # the check is a command line
+    # shellcheck disable=SC2086 # split on purpose
     if $check </dev/null; then
         line "$name" "ok $(version_of "$name")"
     else

@@ -122,7 +122,7 @@ forward() {
     [ -z "$child" ] || stop_run "$1" $signals "$child"
 }
 for name in HUP INT TERM USR1; do
-    # shellcheck disable=SC2064  # expand the name now
+    # shellcheck disable=SC2064 # expand the name now
     trap "forward $name" $name
 done
 

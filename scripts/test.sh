@@ -66,8 +66,8 @@ launched=(bash -c '. scripts/common.sh; launch "$@"' launch)
 # turning randomization off.
 steady=()
 if setarch "$(uname -m)" -R true 2>/dev/null; then steady=(setarch "$(uname -m)" -R); fi
-# When a thread exits after ThreadSanitizer has dropped it, Open MPI's hook in munmap and madvise
-# takes a libfabric lock, which crashes ThreadSanitizer.
+# Without this, Open MPI hooks munmap and madvise. The hook takes a libfabric lock in threads that
+# are exiting and that ThreadSanitizer no longer knows, which crashes ThreadSanitizer.
 watched=(env OMPI_MCA_memory=^patcher ${steady[@]+"${steady[@]}"})
 
 # leaks_of SOURCE: prints 1 if the test runs with leak detection. MPI libraries hold memory until

@@ -26,7 +26,7 @@ find_cost() {
     local i
     seconds=2 level=default
     for i in "${!cost_pattern[@]}"; do
-        # shellcheck disable=SC2053  # a pattern
+        # shellcheck disable=SC2053 # the right side is a pattern
         if [[ $1 == ${cost_pattern[i]} ]]; then
             seconds=${cost_seconds[i]} level=${cost_level[i]}
             return
@@ -127,12 +127,12 @@ show() {
 declare -A row_of=() # process id -> row
 exec 9<> <(:)     # finished rows: lines "row code"
 
-# Ends all running rows. A row that is just starting may not know its timeout process yet, nor
-# timeout its child, so the whole process group is signaled until it is gone.
+# Ends all running rows. Signals them repeatedly, because a signal may be lost while a row starts
+# its timeout process or while timeout starts the command.
 stop_rows() {
     local pids
     while pids=$(jobs -pr) && [ -n "$pids" ]; do
-        # shellcheck disable=SC2086  # several
+        # shellcheck disable=SC2086 # $pids is a list
         kill -TERM $pids 2>/dev/null
         sleep 0.1
     done

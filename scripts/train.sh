@@ -72,7 +72,7 @@ leave_time_to_save() {
     export PRTE_MCA_odls_base_sigkill_timeout="${PRTE_MCA_odls_base_sigkill_timeout-60}"
 }
 
-# Sets $preset_flags, and $quantizes_gradients for speed runs.
+# Sets $preset_flags to the flags of the preset. $quantizes_gradients is used by speed runs.
 choose_preset() {
     quantizes_gradients=0 preset_flags=()
     case $preset in
@@ -292,8 +292,8 @@ can_start() {
     exit $code
 }
 
-# Sets $n to the highest number of a log or events that were moved aside, and $own to the highest
-# number of those that belong to this run; 0 if there are none.
+# Logs and events of other runs were moved aside under numbered names. Sets $n to the highest
+# number, and $own to the highest number that belongs to this run; 0 if there is none.
 find_set_aside() {
     local path number
     n=0 own=0
@@ -308,8 +308,8 @@ find_set_aside() {
     done
 }
 
-# move_log FROM TO: moves a log with its events and log.run. '' is the current log, .3 one that was
-# moved aside.
+# move_log FROM TO: renames a log, its events and log.run. '' is the current log; .3 is the third
+# log that was moved aside.
 move_log() {
     local name from
     for name in log@.run log@.jsonl tensorboard@; do
@@ -319,7 +319,8 @@ move_log() {
     done
 }
 
-# Only rank 0 opens these files, after this function.
+# Chooses between appending to the log and starting a new one. Only rank 0 writes the log, and it
+# opens the files after this function.
 choose_log() {
     local value home resumes n own here=0
     if ! is_first || [ -z "$log_dir" ]; then return 0; fi
@@ -340,7 +341,7 @@ choose_log() {
 tensorboard to tensorboard.$((n + 1))"
         fi
         if [ $resumes = 1 ] && [ "$own" != 0 ]; then
-            rm -f "$log_dir/log.jsonl" # empty, like the folder
+            rm -f "$log_dir/log.jsonl" # it is empty
             rmdir "$log_dir/tensorboard" 2>/dev/null || true
             move_log ".$own" ''
             say "restored this run's log from log.$own.jsonl to $log_dir/log.jsonl"
@@ -455,7 +456,7 @@ run_and_forward() {
         stop_run "$1" "$signals" "$job"
     }
     for name in HUP INT TERM USR1; do
-        # shellcheck disable=SC2064  # expand $name now
+        # shellcheck disable=SC2064 # expand $name now
         trap "forward $name" $name
     done
     while [ $again = 1 ]; do

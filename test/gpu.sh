@@ -337,7 +337,7 @@ sdp4bit=(--quantized-weights --quantized-gradients --hadamard-transform --gradie
 check_shapes() {
     local shape nodes per_node last=
     for shape in "1 2" "2 1" "2 2" "4 1" "4 2" "1 4" "2 4"; do
-        # shellcheck disable=SC2086 # two numbers
+        # shellcheck disable=SC2086 # split on purpose
         fits $shape || { skip "${shape/ / x } ranks" "$gpus GPUs"; continue; }
         read -r nodes per_node <<<"$shape"
         if overlapped SDP4Bit "$nodes" "$per_node" "${sdp4bit[@]}" &&
@@ -423,7 +423,7 @@ same_sharded() { # NODES PER_NODE REFERENCE STRATEGIES FLAGS...
     for name in $reference $names; do
         way="--data-parallel-sharding-strategy ${strategy[${name%+offload}]}"
         [[ $name != *+offload ]] || way+=" --optimizer-cpu-offload"
-        # shellcheck disable=SC2086 # flags are several words
+        # shellcheck disable=SC2086 # split on purpose
         trained "$name" "$nodes" "$per_node" --train-iters 20 --deterministic-mode \
             --verify-replicas-interval 5 "$@" $way || return
         [ "$name" = "$reference" ] || same "$nodes x $per_node ranks, $name: the bits of $reference" \
@@ -433,7 +433,7 @@ same_sharded() { # NODES PER_NODE REFERENCE STRATEGIES FLAGS...
 check_sharding() {
     local shape nodes per_node one
     for shape in "1 2" "2 1" "2 2"; do
-        # shellcheck disable=SC2086 # two numbers
+        # shellcheck disable=SC2086 # split on purpose
         fits $shape || { skip "${shape/ / x } ranks, sharded" "$gpus GPUs"; continue; }
         read -r nodes per_node <<<"$shape"
         one=(--global-batch-size $((nodes * per_node)))

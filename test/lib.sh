@@ -30,8 +30,8 @@ trap 'exit 1' HUP INT TERM
 grep() { command grep -a "$@"; }  # mpirun of Open MPI 5 writes NUL bytes between its lines
 
 # ---- results --------------------------------------------------------------------------------
-# same_shards DIR DIR ITERATION [RANKS]: compares the shards of a checkpoint byte by byte, and their
-# number.
+# same_shards DIR DIR ITERATION [RANKS]: compares the shards of one iteration's checkpoint in two
+# directories byte by byte, and checks the number of shards.
 same_shards() {
     local name file found=0
     name=$(printf 'iter_%07d' "$3")
@@ -142,16 +142,17 @@ logged() {
     rm -f "$log"
     trains "$@" --log-jsonl "$log"
 }
-# From here on CPU ranks use the same matrix kernels on every machine. OpenBLAS selects kernels by
-# CPU model, and kernels differ in rounding. Haswell is the minimum the programs are built for.
+# same_kernels: makes CPU ranks use the same matrix kernels on every machine. OpenBLAS selects
+# kernels by CPU model, and kernels differ in rounding. Haswell is the oldest CPU the programs
+# support.
 same_kernels() { export OPENBLAS_CORETYPE=Haswell; }
-# in_background NAME NP FLAGS...: starts a run that logs to $work/NAME.jsonl. The caller waits for
-# $job.
+# in_background NAME NP FLAGS...: starts a run that logs to $work/NAME.jsonl, and sets $job to its
+# process id, for which the caller waits.
 in_background() {
     local log=$work/$1.jsonl np=$2
     shift 2
     rm -f "$log"
-    : >"$work/out"  # not only once the job begins: who waits for a line must not find the last run's
+    : >"$work/out"  # truncated before the job starts, so that wait_until cannot match old lines
     : >"$work/err"
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" \
         "${batch[@]}" --data-path "$data" --log-jsonl "$log" "$@" \
@@ -159,7 +160,7 @@ in_background() {
     job=$!
 }
 shim=$BUILD/test/fault/shim.so
-# slow_disk: runs the command with every fsync of this rank delayed by so many milliseconds.
+# slow_disk: runs COMMAND with a delay of MILLISECONDS before every fsync of rank RANK.
 slow_disk() { # MILLISECONDS RANK COMMAND...
     local before=("${launcher[@]}") rc
     launcher+=(-x LD_PRELOAD="$shim" -x SHIM_SLOW_MS="$1" -x SHIM_RANK="$2" -x SHIM_FOLDER="$work/" -x
@@ -169,7 +170,7 @@ slow_disk() { # MILLISECONDS RANK COMMAND...
     launcher=("${before[@]}")
     return $rc
 }
-# rank_pids [RANK]: process ids of this script's running ranks, or of one of them.
+# rank_pids [RANK]: prints the process ids of this script's running ranks, or of one rank.
 rank_pids() {
     local ours=()
     mapfile -t ours < <(grep -lzxF "SDP4BIT_TEST_FOLDER=$work" /proc/[0-9]*/environ 2>/dev/null)
@@ -178,12 +179,12 @@ rank_pids() {
 }
 # wait_for_iteration NAME ITERATION: waits until $work/NAME.jsonl contains the iteration.
 wait_for_iteration() { wait_until grep -qs "\"kind\":\"train\",\"iteration\":$2," "$work/$1.jsonl"; }
-# launcher_pid: process id of the mpirun that in_background started (the only child of timeout).
+# launcher_pid: prints the process id of the mpirun that in_background started (the only child of
+# timeout).
 launcher_pid() { grep -lsx "PPid:[[:space:]]*$job" /proc/[0-9]*/status | sed 's|/proc/||; s|/status||'; }
-# running_pids [RANK]: like rank_pids, but only ranks of the background run, i.e. children of its
-# mpirun. mpirun does not wait for ranks it has killed. A rank that a driver delays at exit can
-# still exist when the next run has started, with the same environment; so can processes that a rank
-# started.
+# running_pids [RANK]: like rank_pids, but only ranks of the background run (children of its
+# mpirun). Processes of an earlier run may still exist with the same environment: mpirun does not
+# wait for ranks it has killed, and a driver can delay their exit.
 running_pids() {
     local launcher pid
     launcher=$(launcher_pid)
@@ -202,8 +203,8 @@ signal_rank() {
     wait "$job"
     return 1
 }
-# job_ended NAME: waits for the background run and returns its exit code. A run that has used half
-# of its time limit is described before timeout kills it.
+# job_ended NAME: waits for the background run and returns its exit code. Calls describe once half
+# of the time limit has passed, because timeout may soon kill the run.
 job_ended() {
     local until=$((SECONDS + LIMIT / 2))
     while kill -0 "$job" 2>/dev/null && [ $SECONDS -lt $until ]; do sleep 0.05; done
@@ -244,9 +245,9 @@ same_training() {
     cmp -s "$work/left" "$work/right" ||
         { why="train lines differ: $(diff "$work/left" "$work/right" | sed -n '2p')"; return 1; }
 }
-# same_loss A B ITERATION: compares the loss of one iteration, up to summation order. Different
-# samples would change it by 1e-4 or more. On GPUs other shapes can select kernels that round to
-# bf16 at other points.
+# same_loss A B ITERATION: compares the loss of one iteration with a tolerance for summation order.
+# Different samples would change the loss by 1e-4 or more. On GPUs the tolerance is larger, because
+# other shapes can select kernels that round to bf16 at other points.
 same_loss() {
     local a b limit=1e-6
     [ "${DEVICE:-cpu}" = cpu ] || limit=1e-4
@@ -267,7 +268,7 @@ error_names() {
     lines=$(grep -c '^error: ' "$work/err")
     [ "$3" -eq "$1" ] || { say "exit code $3 instead of $1"; return 1; }
     [ "$lines" -eq 1 ] || { say "$lines error lines instead of one"; return 1; }
-    grep '^error: ' "$work/err" | grep -qF -- "$2" || say "the error line does not hold '$2'"
+    grep '^error: ' "$work/err" | grep -qF -- "$2" || say "the error line does not contain '$2'"
 }
 # refused CODE TEXT NP FLAGS...: checks that the small model's run is refused with this code and
 # text.
@@ -303,7 +304,8 @@ sent() {
         sub(/.*"intra_node_bytes":/, "", intra); sub(/[,}].*/, "", intra)
         if (part[4] >= from && part[4] <= to) print inter, intra }' "$work/$1.jsonl" | sort -u
 }
-# sends_as_planned NAME ROW FROM TO [RANKS_PER_NODE]
+# sends_as_planned NAME ROW FROM TO [RANKS_PER_NODE]: checks that every interval in this range of
+# iterations sent exactly the bytes in the ROW-th traffic table of $work/plan.
 sends_as_planned() {
     local planned
     planned=$(planned "$2" "${5:-2}")
@@ -314,8 +316,8 @@ sends_as_planned() {
 memory_as_planned() {
     make_plan "$@" && trains "$@" --train-iters 3 && allocated_as_planned
 }
-# Compares the total in $work/plan with the device's allocation counter after the last run's first
-# interval.
+# Compares the total in $work/plan with the allocated memory that the last run logged after its
+# first interval.
 allocated_as_planned() {
     local planned logged
     planned=$(awk '$1 == "total" { printf "%.6f", $2 / 1048576 }' "$work/plan")

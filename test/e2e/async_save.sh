@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # --async-save: training continues while a checkpoint is written, with bitwise identical results.
-# The next save, a signal and the end of the run wait for the pending save. Failures end the run as
-# in the foreground, and a hung rank does so within --distributed-timeout-minutes. Also
-# --keep-last-checkpoints and --keep-checkpoint-interval.
+# The next save, a signal and the end of the run wait for the pending save. Failures end the run
+# with the same errors as in a foreground save; a hung rank is detected within
+# --distributed-timeout-minutes. Also tests --keep-last-checkpoints and --keep-checkpoint-interval.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 6
 data=$work/text_text_document
 run=(--gpus-per-node 2 --train-iters 12 --save-interval 4 "${paper[@]}")
-there() { # DIR ITERATIONS...: exactly these checkpoints exist
+there() { # DIR ITERATIONS...: checks that exactly these checkpoints exist
     local wanted
     wanted=$(printf 'iter_%07d\n' "${@:2}")
     [ "$(find "$1" -mindepth 1 -maxdepth 1 ! -name '*.txt' -printf '%f\n' | sort)" = "$wanted" ] &&
@@ -79,17 +79,17 @@ if [ -e "$shim" ]; then
     # next save waits for a background one.
     hangs() { # NAME FLAGS...
         slow_disk 30000 3 train 4 "${run[@]}" --save "$work/$1" --distributed-timeout-minutes 0.05 "${@:2}"
-        local rc=$?  # on a busy machine the launcher may let a second rank print its error
+        local rc=$?  # on a busy machine a second rank may also print its error
         local busy='^error: rank 0 .* save checkpoint: .*rank 3 is still busy' own='^error: rank 3 .* save checkpoint: no progress'
         [ $rc -eq 7 ] && grep -q -e "$busy" -e "$own" "$work/err" || { say "exit code $rc"; return 1; }
-        [ ! -e "$work/$1/latest_checkpointed_iteration.txt" ] || { why="it was saved"; return 1; }
+        [ ! -e "$work/$1/latest_checkpointed_iteration.txt" ] || { why="a checkpoint was saved"; return 1; }
     }
     check "rank hangs in a foreground save: exit code 7 within the limit" hangs hangs
     check "rank hangs in a background save: exit code 7 within the limit" hangs hangs_async --async-save
 else
     skip "slow disk" "$shim is not built"
 fi
-failing() { # a rank's files may not grow from now on, so the background write fails
+failing() { # limits the file size of a rank in mid-run, so that its background write fails
     local pid
     in_background failing 4 "${run[@]}" --train-iters 20000 --lr-decay-iters 100 --log-interval 1000 --save \
         "$work/failing" --save-interval 100 --async-save
@@ -112,7 +112,8 @@ planned() {
     local bytes parameters
     bytes=$(awk '/copy of a checkpoint/ { print $NF }' "$work/out")
     parameters=$(awk '$1 == "parameters" { print $2 }' "$work/out")
-    # A quarter of the master weights, moments and model weights, split as evenly as groups allow.
+    # One rank copies a quarter of the master weights, moments and model weights (14 bytes per
+    # parameter). The bounds allow for the uneven split into groups.
     awk -v b="$bytes" -v p="$parameters" 'BEGIN { r = b / (p * 14 / 4); exit !(r > 0.5 && r < 1.5) }' ||
         { why="$bytes bytes for $parameters parameters"; return 1; }
 }

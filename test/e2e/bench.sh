@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Communication benchmarks on CPU ranks: several presets in one process match separate processes,
-# synchronization-only runs, and the tables of dev/bench/comm.sh and save.sh. Also checks that
-# initial weights do not depend on the number of threads.
+# Communication benchmarks on CPU ranks: several presets trained in one process (with the same
+# results as in separate processes), synchronization-only runs, and the tables of
+# dev/bench/comm.sh and save.sh. Also checks that initial weights do not depend on the number of
+# threads.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 presets=$BUILD/dev/bench/train_presets_cpu synchronize=$BUILD/dev/bench/sync_only_cpu
@@ -41,12 +42,12 @@ one_process() {
         { why="no loopback bytes of three presets"; return 1; }
 }
 check "three presets in one process match three processes" one_process
-one_folder() { # the second preset resumes: the directory lock is released in between
+one_folder() { # the second preset resumes, so the first one must have released the directory lock
     start 2 "$presets" "${common[@]}" --save "$work/presets" --save-interval 100 --preset first \
         --exit-interval 3 \
         --preset second --load "$work/presets" --log-jsonl "$work/preset_on.jsonl" ||
         { say "exit code $?"; return 1; }
-    [ "$(train_lines preset_on | wc -l)" -eq 3 ] || say "it did not go on"
+    [ "$(train_lines preset_on | wc -l)" -eq 3 ] || say "the second preset did not resume"
 }
 check "two presets save into the same directory in sequence" one_folder
 next_trains() {
@@ -57,7 +58,7 @@ next_trains() {
         { say "exit code $rc"; return 1; }
     [ "$(train_lines preset_good | wc -l)" -eq 6 ] || say "the next preset did not train"
 }
-check "a failing preset is named, and the next one trains" next_trains
+check "a failing preset is reported by name, and the next one trains" next_trains
 stopped() {
     local pid rc
     rm -f "$work"/preset_*.jsonl
@@ -66,7 +67,7 @@ stopped() {
         --log-jsonl "$work/preset_long.jsonl" --preset never \
         --log-jsonl "$work/preset_never.jsonl" >"$work/out" 2>"$work/err" </dev/null &
     job=$!
-    wait_for_iteration preset_long 2 || { say "it did not start"; return 1; }
+    wait_for_iteration preset_long 2 || { say "training did not start"; return 1; }
     for pid in $(rank_pids); do kill -USR1 "$pid"; done
     wait $job
     rc=$?
@@ -79,7 +80,7 @@ no_preset() {
 }
 check "no preset is a usage error" no_preset
 
-# Tensors larger than one thread's chunk.
+# The tensors are large enough to be initialized by several threads.
 same_weights() {
     # mpirun binds each rank to one core.
     logged one_core 1 --hidden-size 256 --train-iters 4 --exit-interval 1 --global-batch-size 2 || return 1
@@ -105,12 +106,12 @@ found = [json.loads(line) for line in open(sys.argv[1])]
 plan = open(sys.argv[2]).read()
 plain, bf16, sdp = found
 if [r["kind"] for r in found] != ["plain", "arm", "arm"] or (bf16["arm"], sdp["arm"]) != ("bf16", "sdp4bit"):
-    sys.exit("not one line of plain collectives and two presets")
+    sys.exit("expected one line of plain collectives and two of presets")
 if not all(plain[k] > 0 for k in plain if k.startswith("all_")):
-    sys.exit("a plain collective without a rate")
+    sys.exit("a plain collective has no rate")
 for r in bf16, sdp:
     if not (r["gradients_ms"] > 0 and r["adamw_ms"] > 0 and r["weights_ms"] + r["adamw_ms"] > 0):
-        sys.exit("a time that is not positive")
+        sys.exit("a time is not positive")
 hops = {"grad_node": "gradients, inside a node", "grad_rail": "gradients, between nodes",
         "weight_node": "weights, inside a node", "weight_rail": "weights, between nodes"}
 sent = r"inside +(\d+) between +(\d+)"
@@ -125,18 +126,18 @@ for group, size in memory.items():
     if sdp["memory"][group] != size:
         sys.exit(f"{group}: {sdp['memory'][group]} bytes, {size} by --plan")
 if len(memory) != 3:
-    sys.exit("no memory in the plan")
+    sys.exit("the plan does not list weights, gradients and optimizer state")
 END
 )
 }
 check "sync only: times, bytes per bucket and memory match the plan" sync_alone
-# A second call appends its presets to the file. Each row keeps the bandwidths of its own call; a
-# preset that is measured again replaces its row.
+# A second call appends its presets to the file. A preset that is measured again replaces its row.
+# Each row refers to the bandwidths measured in the same call.
 sync_again() {
     local file=$work/adds/sync/m/inside.jsonl plain i
     mkdir -p "${file%/*}"
     for i in "--preset bf16 --grad-reduce-in-bf16 --preset fp32" "--preset fp32 --preset sdp4bit ${paper[*]}"; do
-        # shellcheck disable=SC2086 # words
+        # shellcheck disable=SC2086 # split on purpose
         start 2 "$synchronize" --out "$file" --repetitions 0 --plain-mb 1 "${common[@]}" $i ||
             { say "exit code $?"; return 1; }
         printf '{"kind":"arm","arm":"cut sho' >>"$file"  # truncated line of a killed call
@@ -156,9 +157,9 @@ END
 }
 check "sync only: a second call appends to the first" sync_again
 
-# Stopped or stuck ranks. 40 presets of 100 steps outlast the test; the line of the plain
-# collectives shows that all ranks have started. sync_hangs PATTERN COMMAND...: the expected error,
-# and the command that makes a rank hang once the run has started.
+# sync_hangs PATTERN COMMAND...: runs COMMAND, which makes a rank hang, once all ranks have started
+# (the plain collectives are logged), and expects an error that matches PATTERN. 40 presets of 100
+# steps run longer than the test.
 sync_hangs() {
     local pattern=$1 words=() i
     shift
@@ -174,7 +175,7 @@ sync_hangs() {
     error_names 7 "preset" $? || return 1
     grep -qE "^error: .*$pattern" "$work/err" || say "not $pattern"
 }
-check "sync only: a stopped rank ends the run in time and is named" sync_hangs \
+check "sync only: a stopped rank ends the run within the time limit and is named" sync_hangs \
     "rank 1 has shown no sign of life for .*last seen at preset[0-9]*\)" signal_rank STOP 1
 sync_stuck() { # N: rank 2 hangs before the N-th wait
     export SDP4BIT_FAULT=stall:2:0:$1
@@ -183,7 +184,7 @@ sync_stuck() { # N: rank 2 hangs before the N-th wait
     unset SDP4BIT_FAULT
     return $rc
 }
-check "sync only: a rank stuck in a step ends the run in time and is named" sync_stuck 900
+check "sync only: a rank stuck in a step ends the run within the time limit and is named" sync_stuck 900
 
 # --- the whole comparison ------------------------------------------------------------------------
 cat >"$work/tiny.args" <<'END'
@@ -221,7 +222,7 @@ comparison() {
     ! grep -q "^using the layer times of" "$work/err" || { why="layer times were not measured"; return 1; }
     [ "$(grep -c '"sdp4bit"' "$at/loopback") $(grep -c -- '-1}$' "$at/loopback")" = "1 1" ] &&
         [ "$(grep -c '"kind":"start"' "$at/sdp4bit.jsonl")" = 1 ] ||
-        { why="lines of an earlier run are left"; return 1; }
+        { why="lines of an earlier run were not removed"; return 1; }
     compare --networks inside --presets "fp32 sdp4bit" --out "$work/comm.json" --logs "$work/logs" ||
         { say "exit code $?, second call"; return 1; }
     grep -q "^using the layer times of tiny.args:2 from an earlier call in $work/logs/one/tiny/2; " \
@@ -245,11 +246,12 @@ for name, r in rows.items():
         sys.exit(f"{name}: speedup {r['over_fp32']}")
 sent = lambda *point: rows[point]["node_bytes"]
 if sent("inside", "sdp4bit") != 0 or not sent("logical", "bf16") > 3 * sent("logical", "sdp4bit") > 0:
-    sys.exit("bytes between nodes")
+    sys.exit("wrong number of bytes between nodes")
 memory = {(m["nodes"], m["arm"]): m for m in made["memory"]}
 sdp = memory[2, "sdp4bit"]
-# 2 + 4 + 12/4, plus int4 codes and a scale per 2048; twice int8 codes with a scale per 128, plus
-# int4 codes over two ranks.
+# Bytes per parameter. Always: bf16 weights (2), fp32 gradients (4), optimizer state (12) on 4
+# ranks, int4 weight codes with a scale per 2048. During communication: two buffers of int8 codes
+# with a scale per 128, and int4 codes sharded over two ranks.
 always, transient = 9 + 0.5 + 4 / 2048, 2 * (1 + 4 / 128) + (0.5 + 4 / 128) / 2
 near = lambda a, b: abs(a - b) < 1e-9
 if not (near(sdp["release_always"], always) and near(sdp["release_transient"], transient) and sdp["sum"] > 9):
@@ -260,7 +262,7 @@ for shape in (2, "sdp4bit"), (2, "bf16"), (1, "fp32"):
                 and m["taken_per_parameter"] > m["planned_per_parameter"] > memory[shape]["sum"]):
             sys.exit(f"memory taken {shape}: {m}")
     if len(memory[shape]["measured"]) != 1:
-        sys.exit(f"memory taken {shape}: not of one run")
+        sys.exit(f"memory taken {shape}: expected the measurement of one run")
 xml.dom.minidom.parse(sys.argv[1] + "/comm.svg")
 END
 ) || return 1
@@ -271,8 +273,8 @@ END
         { why="no row of SDP4Bit in the table of memory"; return 1; }
 }
 check "comm.sh: table, JSON and plot of two calls combined" comparison
-# The same with CPU programs in place of the GPU ones, in a private network namespace: 4 emulated
-# GPUs as 2 nodes.
+# The comparison on 4 emulated GPUs as 2 nodes: CPU programs replace the GPU programs, in a private
+# network namespace.
 pretended=$work/pretended
 mkdir -p "$pretended/build/dev/bench" "$pretended/bin"
 ln -sf "$presets" "$pretended/build/dev/bench/train_presets"
@@ -296,7 +298,7 @@ networks_in_turn() {
         ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
     [ "$(grep -c '"kind":"interval","iteration":[246]00,' "$work/turn/one/tiny/1/full-1.jsonl")" -eq 3 ] ||
         { why="layers were not timed for two seconds or the maximum number of steps"; return 1; }
-    # CPU ranks send nothing through sockets, so the loopback counter exists and stays small.
+    # CPU ranks do not use sockets, so the loopback counter must exist and stay small.
     why="rows: $(rows_of "$work/comm3.json" network arm nodes | tr '\n' ',')"
     [ "$why" = "rows: 100 fp32 2,100 sdp4bit 2,10 fp32 2,10 sdp4bit 2," ] || return 1
     rows_of "$work/comm3.json" loopback_ratio | awk '!($1 >= 0 && $1 < 1) { exit 1 }' ||
@@ -306,7 +308,7 @@ networks_in_turn() {
 # reported before any measurement.
 network_refused() {
     mkdir -p "$work/refusing"
-    # shellcheck disable=SC2016 # for the script
+    # shellcheck disable=SC2016 # expanded by the fake tc
     printf '%s\n' '#!/bin/sh' 'case "$*" in *"rate 20000mbit"*) echo "Error: refused" >&2; exit 2 ;; esac' \
         "exec $(command -v tc) \"\$@\"" >"$work/refusing/tc"
     chmod +x "$work/refusing/tc"
@@ -322,13 +324,14 @@ network_refused() {
     why="rows: $(rows_of "$work/comm4.json" network arm)"
     [ "$why" = "rows: 100 fp32" ]
 }
-# signaled SIGNAL FILE COMMAND...: waits for FILE and signals only the command, which must exit with
-# 1 (not 0, as if it had completed) and leave no ranks.
+# signaled SIGNAL FILE COMMAND...: starts COMMAND, waits for FILE and signals only that process,
+# which must exit with 1 and leave no ranks running.
 signaled() {
     local signal=$1 file=$2 rc
     shift 2
     rm -f "$file"
-    # Background commands start with SIGINT ignored, and a shell cannot trap it then.
+    # Shells start background commands with SIGINT ignored, and a script cannot trap an ignored
+    # signal.
     python3 -c 'import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execvp(sys.argv[1], sys.argv[1:])' "$@" &
@@ -338,9 +341,9 @@ os.execvp(sys.argv[1], sys.argv[1:])' "$@" &
     job_ended comm.sh
     rc=$?
     [ $rc -eq 1 ] || { say "SIG$signal: exit code $rc"; return 1; }
-    [ -z "$(rank_pids)" ] || say "SIG$signal: ranks are left"
+    [ -z "$(rank_pids)" ] || say "SIG$signal: ranks are still running"
 }
-# Eight presets of 600 steps each outlast the signal test.
+# Eight presets of 600 steps each run longer than the test.
 loopback_restored() {
     local signal options="--models tiny.args:1 --networks 100 --iters 300 --plain-mb 1"
     options+=" --presets 'fp32 bf16 qwd qw tlq tlq-hs ulq sdp4bit'"
@@ -351,8 +354,8 @@ loopback_restored() {
             { why="SIG$signal: the loopback was not restored, or this was not reported"; return 1; }
     done
 }
-# CPU ranks over a slow network: presets with less traffic are faster, and local steps nearly hide
-# the network.
+# CPU ranks over a slow network: presets with less traffic are faster, and with local steps the
+# network costs almost no time.
 slow_network() {
     cat >"$work/slow.args" <<'END'
 --num-layers 2
@@ -385,7 +388,7 @@ if ! command -v tc >/dev/null || ! command -v ip >/dev/null ||
     2>/dev/null; then
     for name in "networks of several speeds" "a network that is refused is left out" \
         "a signal ends it soon, with the loopback restored" "CPU ranks over a slow network"; do
-        skip "comm.sh: $name" "tc, ip or the right to make a network namespace is missing"
+        skip "comm.sh: $name" "needs tc, ip and permission to create a network namespace"
     done
 else
     check "comm.sh: networks of several speeds" networks_in_turn
@@ -396,16 +399,16 @@ fi
 too_late() {
     compare --networks inside --presets "fp32 bf16" --time-limit 1 --out "$work/late.json"
     [ $? -eq 1 ] && grep -q '^skipped for lack of time.*tiny.args:2, inside, bf16' "$work/err" &&
-        grep -qx 'error: no preset finished; see above' "$work/err" || say "nothing was left out"
+        grep -qx 'error: no preset finished; see above' "$work/err" || say "the presets did not exceed the time limit"
 }
 check "comm.sh: names the presets that exceed the time limit" too_late
-# After SIGINT or SIGTERM earlier measurements are kept: the first network's row, in a complete
-# file.
+# SIGINT or SIGTERM while the second network is measured: the output file is valid and contains the
+# first network's row.
 what_it_has() {
     local signal
     for signal in INT TERM; do
         rm -rf "$work/had" "$work/had.json"
-        # shellcheck disable=SC2016 # for the shell inside
+        # shellcheck disable=SC2016 # expanded by the inner shell
         signaled $signal "$work/had/train/tiny/2/logical/fp32.jsonl" bash -c 'cd "$1" || exit
             DEVICE=cpu exec "$2" --models tiny.args:2 --shape 2x2 --networks "inside logical" --presets fp32 \
                 --iters 300 --plain-mb 1 --logs had --out had.json >"$1/out" 2>"$1/err" </dev/null' \
@@ -413,12 +416,13 @@ what_it_has() {
         why="rows: $(rows_of "$work/had.json" network)"
         [ "$why" = "rows: inside" ] || return 1
         grep -qx "stopped; what was measured before is in $work/had.json" "$work/err" ||
-            { why="SIG$signal: its location was not printed"; return 1; }
+            { why="SIG$signal: the path of the results was not printed"; return 1; }
     done
 }
 check "comm.sh: a signal ends it promptly and keeps its results" what_it_has
-# It ends within --time-limit even if its presets hang and ignore SIGTERM.
-impostor() { # DIR LINE...: stub programs; train_presets_cpu runs these lines when there are several ranks
+# impostor DIR LINE...: creates stub programs. The stub of train_presets_cpu runs these lines if
+# there are several ranks.
+impostor() {
     local folder=$work/$1/dev/bench
     shift
     mkdir -p "$folder"
@@ -427,6 +431,7 @@ impostor() { # DIR LINE...: stub programs; train_presets_cpu runs these lines wh
         '[ "${OMPI_COMM_WORLD_SIZE:-1}" -gt 1 ] || exec "$real" "$@"' "$@"; } >"$folder/train_presets_cpu"
     chmod +x "$folder/train_presets_cpu"
 }
+# comm.sh ends within --time-limit even if presets hang and ignore SIGTERM.
 hard_end() {
     local since=$SECONDS
     impostor hangs 'trap "" TERM' ': >"$work/hung"' 'while :; do sleep 1; done'
@@ -434,8 +439,8 @@ hard_end() {
     [ $((SECONDS - since)) -le 120 ] || { why="it took $((SECONDS - since)) s of 30"; return 1; }
     [ -e "$work/hung" ] &&
         grep -q '^warning: not every preset of tiny.args:2, inside finished: fp32 bf16$' "$work/err" ||
-        { say "it did not come to the presets"; return 1; }
-    [ -z "$(rank_pids)" ] || say "ranks are left"
+        { say "the presets did not run"; return 1; }
+    [ -z "$(rank_pids)" ] || say "ranks are still running"
 }
 check "comm.sh: enforces the time limit" hard_end
 # Rank 1 dies in the bf16 preset: later presets are rerun, earlier ones are not.
@@ -448,7 +453,7 @@ lost_rank() {
     BUILD=$work/loses compare --networks inside --presets "fp32 bf16 qwd sdp4bit" --iters 300 --logs \
         "$work/lost" --out "$work/lost.json" || { say "exit code $?"; return 1; }
     grep -qx 'warning: tiny.args:2, inside, bf16 did not finish; running again without it: qwd sdp4bit' \
-        "$work/err" || { say "no line about bf16"; return 1; }
+        "$work/err" || { say "the failed preset bf16 was not reported"; return 1; }
     calls() { grep -c -- "--preset $1" "$work/called.0"; }
     [ "$(calls fp32) $(calls bf16) $(calls sdp4bit)" = "1 1 2" ] ||
         { why="other presets than those without a row were rerun"; return 1; }
@@ -476,7 +481,7 @@ END
 )
 }
 check "comm.sh --sync-only" sync_table
-# A slow disk: 200 ms per fsync, and a save has at least four.
+# A slow disk: each fsync takes 200 ms, and a save calls fsync at least four times.
 saving() {
     local shim=$BUILD/test/fault/shim.so
     mkdir -p "$work/disk"
@@ -493,7 +498,7 @@ saving() {
 import json, sys
 none, background, foreground = json.load(open(sys.argv[1]))["rows"]
 if (none["way"], background["way"], foreground["way"]) != ("none", "async", "sync") or "saves" in none:
-    sys.exit("not the three ways")
+    sys.exit("expected rows none, async, sync")
 for r in background, foreground:
     saves = [(s["iteration"], len(s["after_ms"])) for s in r["saves"]]
     if saves != [(10, 3), (20, 0)] or not r["bytes"] > 14 * r["parameters"]:
@@ -508,7 +513,7 @@ if not (wait["begins_ms"] > 800 and wait["after_ms"][0] > none["step_ms"] + 800
     sys.exit(f"in the foreground: {wait}")
 if not (first["begins_ms"] < 400 and first["after_ms"][0] < wait["after_ms"][0] - 400):
     sys.exit(f"in the background: {first}")
-# The second save starts while the first is pending, except on machines with long steps.
+# Unless steps take long, the second save starts while the first is pending and waits for it.
 if first["waits_ms"] != 0 or (10 * none["step_ms"] < 500 and not background["saves"][1]["waits_ms"] > 0):
     sys.exit(f"waits: {background['saves']}")
 END
@@ -519,8 +524,8 @@ if [ -e "$BUILD/test/fault/shim.so" ]; then
 else
     skip "save.sh" "$BUILD/test/fault/shim.so is not built"
 fi
-# With just DEVICE=cpu both finish within a minute or two and leave the GPU results in dev/bench
-# unchanged.
+# With no settings except DEVICE=cpu both scripts finish within two minutes and do not overwrite the
+# GPU results in dev/bench.
 by_default() {
     DEVICE=cpu timeout -k 5 "$LIMIT" dev/bench/comm.sh --out "$work/default.json" >"$work/out" 2>"$work/err" \
         </dev/null || { say "exit code $?"; return 1; }
@@ -575,7 +580,7 @@ wrong_layouts() { # TEXT WORDS...
 }
 check "layouts.sh: malformed layout" wrong_layouts "2+s is not of the form TxP" --layouts "1x2 2+s"
 check "layouts.sh: model without layers" wrong_layouts "has no layers" --models small
-impossible() { # the number of heads is not divisible: this row is left out, the others stay
+impossible() { # T=3 does not divide the heads: only this layout's row is omitted
     layouts --layouts "3x1 1x2" --out "$work/layouts.json" || { say "exit code $?"; return 1; }
     grep -q '^warning: the run failed' "$work/err" && grep -q '^error' "$work/err" ||
         { why="the failure of 3 ranks is not reported"; return 1; }
@@ -593,7 +598,7 @@ wrong() { # TEXT WORDS...
 check "comm.sh: network speeds need one rank per node" wrong "need nodes with one CPU rank" \
     --networks 25
 check "comm.sh: unknown preset" wrong "the preset nosuch is unknown" --networks inside --presets "fp32 nosuch"
-built() { # from scratch: builds what comm.sh and save.sh need with DEVICE=cpu
+built() { # `make bench` from scratch builds what comm.sh and save.sh need with DEVICE=cpu
     local program
     make -n bench BUILD="$work/nothing" >"$work/out" 2>"$work/err" ||
         { say "make -n bench failed"; return 1; }

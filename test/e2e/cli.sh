@@ -6,7 +6,7 @@
 make_shard text 400 8
 data=$work/text_text_document
 
-answers() { # TEXT FLAGS...
+answers() { # TEXT FLAGS...: exits with 0 and prints TEXT
     "$BUILD/train_gpt_cpu" "${@:2}" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
     grep -qF -- "$1" "$work/out" && [ ! -s "$work/err" ] ||
         { why="no '$1' in the answer, or something on stderr"; return 1; }
@@ -30,7 +30,7 @@ first_rank() { # VARIABLE: the rank variable of another launcher
 for variable in PMIX_RANK PMI_RANK; do check "--version under a launcher that sets $variable prints once" \
     first_rank $variable; done
 
-usage() { # TEXT FLAGS...: one rank, without mpirun
+usage() { # TEXT FLAGS...: refused with exit code 2 on one rank, without mpirun
     "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "${@:2}" >"$work/out" \
         2>"$work/err" </dev/null
     error_names 2 "$1" $?
@@ -40,7 +40,7 @@ nothing() {
     error_names 2 "--num-layers" $?
 }
 check "no flags" nothing
-noted() { # TEXT FLAGS...: accepted, with one line that says that the flag has no effect
+noted() { # TEXT FLAGS...: accepted with one line, which says that the flag has no effect
     trains 2 --train-iters 3 "${@:2}" || return 1
     [ "$(grep -c -- "$1.*no effect\|$1.*without" "$work/out")" -ge 1 ] || { why="no note on $1"; return 1; }
 }
@@ -82,7 +82,7 @@ check "quantization without the distributed optimizer" without_optimizer
 check "--save without --save-interval" usage "--save-interval" --save "$work/x"
 check "saving flags without --save are reported" noted "--keep-checkpoint-interval" \
     --keep-last-checkpoints 2 --keep-checkpoint-interval 4
-alone() { # on one rank, which has no peer; two ranks print nothing
+alone() { # a note on one rank, which has no peer, and none on two ranks
     trains 1 --train-iters 3 --verify-wire || return 1
     [ "$(grep -c '^WARNING: one data-parallel rank .*: --verify-wire has no effect$' "$work/out")" -eq 1 ] ||
         { why="not one warning"; return 1; }
@@ -103,8 +103,7 @@ check "an indivisible batch" refused 2 "--global-batch-size 6" 4 --global-batch-
 check "a batch smaller than the number of ranks" refused 2 "--global-batch-size 4" 4 --global-batch-size 4
 check "ranks not a multiple of --gpus-per-node" refused 2 "--gpus-per-node" 4 --gpus-per-node 3
 
-# --- the README's example, in a directory with only the programs and the source, like a fresh clone
-# ---
+# --- the README example, in a directory that contains only a fresh clone and the programs ---
 readme_example() { # the CPU recipe, shortened
     mkdir -p "$work/clone"
     ln -sfn "$BUILD" "$work/clone/build"
@@ -181,7 +180,7 @@ paper_script() { # FLAGS...
         { why="no TensorBoard file"; return 1; }
     [ -s "$work/wandb/run.jsonl" ] || { why="no JSON lines in --wandb-save-dir"; return 1; }
 }
-vocabulary() { # GPT-2's vocabulary may not be installed; only its size matters
+vocabulary() { # stands in for GPT-2's vocabulary, which may not be installed; only the size matters
     printf '%s\n' --tokenizer-type NullTokenizer --vocab-size 255 --make-vocab-size-divisible-by 8
 }
 mapfile -t tokens < <(vocabulary | tr ' ' '\n')
@@ -214,6 +213,6 @@ gpt2() {
 if [ -f ../shared/data/gpt2/vocab.json ] && [ -f ../shared/data/gpt2/merges.txt ]; then
     check "GPT-2's vocabulary, padded to 50304" gpt2 ../shared/data/gpt2
 else
-    skip "GPT-2's vocabulary, padded to 50304" "its files are not at hand"
+    skip "GPT-2's vocabulary, padded to 50304" "the vocabulary files are not available"
 fi
 finish

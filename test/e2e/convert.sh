@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # convert_checkpoint: exports checkpoints of several layouts to Hugging Face directories and imports
-# them again. The bytes survive the round trip, evaluation gives the same loss, and training
-# continues. Inputs that cannot be converted cause one error line and leave no output. With Python's
-# transformers: from_pretrained loads the directory and computes the golden logits.
+# them again. Tensors are bitwise identical after the round trip, evaluation gives the same loss,
+# and training continues. Inputs that cannot be converted cause one error line and leave no output.
+# If transformers is installed, from_pretrained loads the directory and computes the golden logits.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 # shellcheck source-path=SCRIPTDIR source=../convert_lib.sh
@@ -13,16 +13,16 @@ golden=test/golden/hf
 null=(--tokenizer-type NullTokenizer --vocab-size 263) # 264 rows: no padding
 two=(--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 4)
 
-# Covers rows and columns of every rank: two nodes with SDP4Bit, whose model weights are not the
-# rounded master weights.
+# Tensor parallelism splits tensors by rows and by columns. With SDP4Bit on two nodes the model
+# weights differ from the rounded master weights.
 trains 4 "${paper[@]}" "${null[@]}" --gpus-per-node 2 "${two[@]}" --train-iters 6 --save-interval 6 \
     --save "$work/cut" || not_ok "tensor-parallel run" "$why"
 trains 2 --pipeline-model-parallel-size 2 --train-iters 4 --save-interval 2 --save "$work/staged" ||
     not_ok "pipeline-parallel run" "$why"
-check "tensor parallel, fp32" comes_back cut fp32
-check "tensor parallel, bf16" comes_back cut bf16
-check "pipeline, fp32" comes_back staged fp32
-check "pipeline, bf16, weights only" comes_back staged bf16 --no-save-optim
+check "tensor parallel, fp32" round_trip cut fp32
+check "tensor parallel, bf16" round_trip cut bf16
+check "pipeline, fp32" round_trip staged fp32
+check "pipeline, bf16, weights only" round_trip staged bf16 --no-save-optim
 
 # --- the same model ------------------------------------------------------------------------------
 same_evaluation() {
@@ -44,7 +44,7 @@ needs_finetune() {
     error_names 6 "--finetune" $?
 }
 check "weights without optimizer state require --finetune" needs_finetune
-as_text() { # uses the byte vocabulary as a GPT-2 vocabulary
+as_text() { # exports the byte vocabulary in GPT-2's file format
     trains 1 --load "$work/staged.bf16.back" --finetune --train-iters 3 \
         --tokenizer-type GPT2BPETokenizer --vocab-file "$work/staged.bf16/vocab.json" \
         --merge-file "$work/staged.bf16/merges.txt"
@@ -55,7 +55,7 @@ older_step() {
         grep -q 'iteration 2,' "$work/err" &&
         ! cmp -s "$work/older/model.safetensors" "$work/staged.fp32/model.safetensors"
 }
-check "an older checkpoint" older_step
+check "an older checkpoint of the directory" older_step
 
 # --- inputs that are refused ---------------------------------------------------------------------
 cp -r "$golden" "$work/short"
@@ -97,7 +97,7 @@ check "under mpirun with several processes" several
 # --- transformers --------------------------------------------------------------------------------
 if has_transformers; then
     from_pretrained() {
-        comes_from_hf "$golden" && opened "$work/staged.bf16" --bytes ||
+        reproduces_golden_logits "$golden" && opened "$work/staged.bf16" --bytes ||
             { why=${why:-$(tail -n 1 "$work/out")}; return 1; }
     }
     check "transformers loads the exported directories" from_pretrained

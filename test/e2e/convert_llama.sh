@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # convert_checkpoint for the Llama family: round trips of tensor-parallel, pipeline and SDP4Bit
 # checkpoints with grouped-query attention, an untied output layer, and query/key norms. Evaluation
-# gives the same loss, and training continues with the flags that an import prints. With Python's
-# transformers: from_pretrained loads the directories and computes the golden logits.
+# gives the same loss, and training continues with the flags that an import prints. If transformers
+# is installed, from_pretrained loads the directories and computes the golden logits.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 # shellcheck source-path=SCRIPTDIR source=../convert_lib.sh
@@ -15,13 +15,13 @@ llama=(--normalization RMSNorm --position-embedding-type rope --rotary-base 500 
 null=(--tokenizer-type NullTokenizer --vocab-size 263) # 264 rows: no padding
 two=(--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 4)
 
-# Two nodes of tensor-parallel pairs with SDP4Bit: the model weights are not the rounded master
-# weights.
+# Two nodes with tensor parallel size 2 and SDP4Bit, so the model weights differ from the rounded
+# master weights.
 model+=("${llama[@]}" --disable-bias-linear --untie-embeddings-and-output-weights)
 trains 4 "${paper[@]}" "${null[@]}" --gpus-per-node 2 "${two[@]}" --train-iters 6 --save-interval 6 --save "$work/cut" ||
     not_ok "tensor-parallel Llama run" "$why"
-check "Llama, tensor parallel, fp32" comes_back cut fp32
-check "Llama, tensor parallel, bf16" comes_back cut bf16
+check "Llama, tensor parallel, fp32" round_trip cut fp32
+check "Llama, tensor parallel, bf16" round_trip cut bf16
 same_evaluation() {
     evaluated first "$work/cut" "${null[@]}" &&
         evaluated second "$work/cut.bf16.back" "${null[@]}" --finetune &&
@@ -34,17 +34,17 @@ check "an imported Llama has the same loss" same_evaluation
 model=("${plain[@]}" "${llama[@]}" --disable-bias-linear --qk-layernorm)
 trains 4 "${two[@]}" --pipeline-model-parallel-size 2 --train-iters 4 --save-interval 4 \
     --save "$work/staged" || not_ok "tensor- and pipeline-parallel Qwen3 run" "$why"
-check "Qwen3, tensor and pipeline parallel, bf16" comes_back staged bf16
+check "Qwen3, tensor and pipeline parallel, bf16" round_trip staged bf16
 is_qwen3() { grep -q '"model_type": "qwen3"' "$work/staged.bf16/config.json"; }
 check "the model type is Qwen3" is_qwen3
 
-# The import prints the flags to continue training with.
+# Trains with the flags that the import printed.
 by_its_flags() { # FOLDER FLAGS...
     local folder=$1
     shift
     ranks 2 "@$folder/model.args" "${batch[@]}" --bf16 --use-distributed-optimizer --seq-length 32 \
         --data-path "$data" --train-iters 3 --load "$folder" --log-jsonl "$work/on.jsonl" "$@" ||
-        { say "it does not train"; return 1; }
+        { say "training failed"; return 1; }
     [ "$(train_lines on | wc -l)" -eq 3 ] || { why="not 3 iterations"; return 1; }
     rm "$work/on.jsonl"
 }
@@ -60,17 +60,17 @@ model=("${plain[@]}" "${llama[@]}" "${as_text[@]}")
 data=$work/ids_text_document
 trains 1 --train-iters 4 --save-interval 4 --save "$work/text" ||
     not_ok "a Llama with a tokenizer.json" "$why"
-tokenizer_travels() {
+tokenizer_copied() {
     local name
-    comes_back text bf16 || return 1
+    round_trip text bf16 || return 1
     for name in tokenizer.json tokenizer_config.json; do
         cmp "$own/$name" "$work/text.bf16/$name" >"$work/diff" || { why="$name differs"; return 1; }
     done
 }
-check "tokenizer.json is copied" tokenizer_travels
-check "training continues with it" by_its_flags "$work/text.bf16.back" --finetune
-# Directories that also have vocab.json and merges.txt may tokenize differently, whatever their
-# class.
+check "tokenizer.json is copied" tokenizer_copied
+check "training continues with tokenizer.json" by_its_flags "$work/text.bf16.back" --finetune
+# A directory may contain both tokenizer.json and vocab.json with merges.txt, which can tokenize
+# differently.
 tokenizer_json_first() {
     cp -r "$work/text.bf16" "$work/both" && cp test/golden/tokenizer/{vocab.json,merges.txt} "$work/both" &&
         echo '{"eos_token": "<|end_of_text|>", "tokenizer_class": "GPT2Tokenizer"}' \
@@ -81,7 +81,7 @@ tokenizer_json_first() {
 }
 check "tokenizer.json takes precedence over vocab.json" tokenizer_json_first
 
-# A model that is neither GPT-2 nor Llama.
+# A model that is neither a GPT-2 nor a Llama cannot be exported.
 data=$work/text_text_document
 model=("${plain[@]}" --normalization RMSNorm)
 trains 1 --train-iters 4 --save-interval 4 --save "$work/mixed" || not_ok "a mixed model" "$why"
@@ -89,7 +89,7 @@ check "an unsupported model" no_convert 6 "normalization RMSNorm" --load "$work/
 
 if has_transformers; then
     for name in hf_llama hf_qwen3; do
-        check "transformers loads $name" comes_from_hf "test/golden/$name"
+        check "transformers loads $name" reproduces_golden_logits "test/golden/$name"
     done
     # A Mistral is imported and exported as the equivalent Llama.
     mistral() {

@@ -9,8 +9,8 @@ make_shard tiny 12 11
 data=$work/text_text_document
 
 # --- --inspect-data, --check-data ---
-# tokens SEQUENCE FROM TO: token ids read from .idx and .bin with od only: a 34-byte header, then
-# all lengths (4 bytes each), then all offsets (8 bytes each).
+# tokens SEQUENCE FROM TO: prints token ids that od reads from .idx and .bin. An .idx file has a
+# 34-byte header, then all lengths (4 bytes each), then all offsets (8 bytes each).
 tokens() {
     local sequences offset
     sequences=$(od -An -t d8 -j 18 -N 8 "$data.idx" | tr -d ' ')
@@ -42,7 +42,7 @@ checks_data() {
 }
 check "--check-data" checks_data
 
-checks_alone() { # only the data flags
+checks_alone() { # data flags are sufficient
     ranks 2 --check-data --tokenizer-type Byte --data-path "$data" || { say "failed"; return 1; }
     grep -q 'text_text_document: 600 sequences, .*: OK$' "$work/out" || { why="no report"; return 1; }
     ranks 1 --check-data --data-path "$data"
@@ -57,7 +57,7 @@ inspects_without_lr() {
 }
 check "--inspect-data without --lr" inspects_without_lr
 
-# --- a shard of bytes read with another vocabulary, in which all its ids are valid ---
+# --- a shard of byte tokens, read with another vocabulary in which all its ids are valid ---
 bpe=(--tokenizer-type GPT2BPETokenizer --vocab-file test/golden/tokenizer/vocab.json \
     --merge-file test/golden/tokenizer/merges.txt)
 check "byte tokens, BPE vocabulary" refused 5 "its documents end with id 256, which occurs nowhere else" 2 \
@@ -82,17 +82,17 @@ check "a missing tokenizer.json" refused 5 "cannot open no-such/tokenizer.json" 
 trains_with_json() {
     local data=$work/json_text_document
     "$BUILD/preprocess_data" --input "$work/text.jsonl" "${json[@]}" --append-eod --workers 1 \
-        --output-prefix "$work/json" 2>"$work/err" || { say "no shard"; return 1; }
+        --output-prefix "$work/json" 2>"$work/err" || { say "preprocessing failed"; return 1; }
     trains 2 "${json[@]}" --check-data || return 1
     # Ids 556 and 557 are whole words; the three after them are added tokens.
-    grep -q 'largest id 559 of 561: OK$' "$work/out" || { why="no check of the data"; return 1; }
+    grep -q 'largest id 559 of 561: OK$' "$work/out" || { why="the largest id was not checked"; return 1; }
     trains 2 "${json[@]}" --save "$work/json_run" --save-interval 12 \
         --sample-prompt "Hello<|eot_id|>" --sample-tokens 8 || return 1
     grep -qaF '<|begin_of_text|>Hello<|eot_id|>' "$work/out" || { why="no sample"; return 1; }
     grep -q '^  padded_vocab_size \.* 568$' "$work/out" || { why="561 ids are not padded to 568"; return 1; }
     grep -q '"tokenizer_model": *"test/golden/tokenizer_json/llama3"' \
         "$work/json_run/iter_0000012/manifest.json" || { why="not in the checkpoint"; return 1; }
-    # A different end-of-document id means a different tokenizer.
+    # Another end-of-document token than the shard's suggests that the tokenizer is the wrong one.
     train 2 "${json[@]}" --tokenizer-eod "<|eot_id|>"
     error_names 5 "instead of 560" $?
 }
@@ -106,7 +106,7 @@ masks_matter() {
     local flags=("" "--eod-mask-loss" "--reset-position-ids" "--reset-attention-mask" \
         "--eod-mask-loss --reset-position-ids --reset-attention-mask") i j
     for i in 0 1 2 3 4; do
-        # shellcheck disable=SC2086 # flags apart
+        # shellcheck disable=SC2086 # split on purpose
         logged "mask$i" 4 --gpus-per-node 2 --hidden-dropout 0 ${flags[i]} || return 1
     done
     for ((i = 0; i < 5; i++)); do
@@ -130,11 +130,11 @@ masks_on_ranks() {
 }
 check "masked losses do not depend on the number of ranks" masks_on_ranks
 
-# Half of the documents consist of end-of-document tokens and one letter, so micro-batches of
-# documents differ much in their number of unmasked tokens.
+# Half of the documents consist of end-of-document tokens and one letter, so the number of unmasked
+# tokens differs much between micro-batches.
 eot=(--tokenizer-type HuggingFaceTokenizer --tokenizer-model test/golden/tokenizer_json/llama3
     --tokenizer-eod "<|eot_id|>")
-make_masked() { # NAME EVEN ODD [TOKEN]: texts of documents; TOKEN precedes the odd ones 31 times
+make_masked() { # NAME EVEN ODD [TOKEN]: texts of even and odd documents; 31 x TOKEN precedes odd ones
     awk -v even="$2" -v odd="$3" -v token="${4:-<|eot_id|>}" 'BEGIN {
         for (i = 0; i < 30; i++) {
             print "{\"text\": \"" even "\"}"
@@ -143,10 +143,10 @@ make_masked() { # NAME EVEN ODD [TOKEN]: texts of documents; TOKEN precedes the 
             print "{\"text\": \"" text odd "\"}"
         } }' >"$work/$1.jsonl"
     "$BUILD/preprocess_data" --input "$work/$1.jsonl" "${eot[@]}" --workers 1 --output-prefix "$work/$1" \
-        >/dev/null 2>"$work/err" || say "no shard"
+        >/dev/null 2>"$work/err" || say "preprocessing failed"
 }
-# masked_run MICRO_BATCH RANKS FLAGS...: prints loss and gradient norm of the last iteration, each
-# after its number, and the validation loss.
+# masked_run MICRO_BATCH RANKS FLAGS...: prints "iteration loss iteration gradient_norm" of the last
+# iteration, and the validation loss.
 masked_run() {
     logged masked "$2" "${eot[@]}" --data-path "$masked" --eod-mask-loss --micro-batch-size "$1" \
         --make-vocab-size-divisible-by 16 --lr-warmup-iters 0 --train-iters 3 --lr-decay-iters 3 \
@@ -161,14 +161,14 @@ about_equal() {
         n = split(columns, c, " "); split(a, x, " "); split(b, y, " ")
         for (i = 1; i <= n; i++) { d = x[c[i]] / y[c[i]] - 1; if (!(d < 1e-3 && d > -1e-3)) exit 1 } }'
 }
-same_masked_losses() { # COLUMNS FLAGS...: compares micro-batch sizes and layouts with one micro-batch
+same_masked_losses() { # COLUMNS FLAGS...: compares several layouts with a single micro-batch on one rank
     local one other layout columns=$1
     shift
-    one=$(masked_run 8 1 "$@") || { say "one micro-batch"; return 1; }
+    one=$(masked_run 8 1 "$@") || { say "the run with one micro-batch failed"; return 1; }
     for layout in "1 1" "2 1" "4 2" "1 2 --pipeline-model-parallel-size 2" \
         "2 2 --tensor-model-parallel-size 2 --make-vocab-size-divisible-by 8"; do
-        # shellcheck disable=SC2086 # words apart
-        other=$(masked_run $layout "$@") || { say "$layout"; return 1; }
+        # shellcheck disable=SC2086 # split on purpose
+        other=$(masked_run $layout "$@") || { say "the run with $layout failed"; return 1; }
         # shellcheck disable=SC2086
         about_equal "$one" "$other" $columns || { why="$layout: $other instead of $one"; return 1; }
     done
@@ -179,7 +179,7 @@ check "losses of a step are means over unmasked tokens, for any micro-batch size
     same_masked_losses 2 --train-iters 1
 check "--calculate-per-token-loss: gradients and validation loss are means over unmasked tokens" \
     same_masked_losses "2 4 5" --calculate-per-token-loss
-averages_micro_batches() { # the first step's loss is the same, gradients are not
+averages_micro_batches() { # the first step has the same loss but other gradients
     local one two
     one=$(masked_run 8 1 --train-iters 1) && two=$(masked_run 1 1 --train-iters 1) ||
         { say "failed"; return 1; }
@@ -229,7 +229,7 @@ order() { # FLAGS...: the first tokens of training samples 0 to 2
         sed -n 's/^  ids: //p' "$work/out"
     done
 }
-from_files() { # the same order, independent of where the list is given
+from_files() { # a list in a file and on the command line give the same order
     printf '3 %s\n1 %s\n' "$data" "$work/other_text_document" >"$work/list"
     order --data-path 3 "$data" 1 "$work/other_text_document" >"$work/want" &&
         order --data-args-path "$work/list" >"$work/got" || return 1
@@ -248,12 +248,12 @@ check "a list without weights is read once" refused 5 "a list of prefixes withou
     --data-path "$data" "$work/other_text_document" --train-iters 100000
 list() { trains 2 --data-path "$data" "$work/other_text_document"; }
 check "a list without weights" list
-surplus() { # both rules; the second is given in the blend arguments
+surplus() {
     trains 2 --data-path 3 "$data" 1 "$work/other_text_document" --mid-level-dataset-surplus 0.005 &&
         grep -q '^  mid_level_dataset_surplus \.* 0\.005$' "$work/out"
 }
 check "--mid-level-dataset-surplus" surplus
-epochs() { # 12 documents contain about 45 samples; the run reads 160
+epochs() { # the shard has about 45 samples; the run reads 160
     logged epochs 2 --data-path "$work/tiny_text_document" --train-iters 20 --split 100,0,0 || return 1
     awk -v e="$(field epochs epoch interval | tail -n 1 | cut -d ' ' -f 2)" 'BEGIN { exit !(e > 2) }' ||
         { why="epoch $(field epochs epoch interval | tail -n 1)"; return 1; }
@@ -273,7 +273,7 @@ evaluates() {
     done
     [ "$(grep -c '^ validation loss' "$work/out")" -eq 4 ] &&
         [ "$(field evaluates loss valid | wc -l)" -eq 4 ] || { why="other than 4 evaluations"; return 1; }
-    # The frame is one character longer than the line.
+    # As in Megatron-LM, the dashed lines are one character longer than the text.
     awk '/^-+$/ { frame = length($0); next } /^ validation loss/ { if (frame != length($0) + 1) exit 1 }' \
         "$work/out" || { why="the frame is not as long as the line"; return 1; }
     # PPL is exp(loss).
@@ -289,7 +289,7 @@ iterator() {
         { why="two evaluations of the same weights are equal: the iterator was rewound"; return 1; }
 }
 check "consecutive evaluations use consecutive samples" iterator
-full_validation() { # the same samples each time: with constant weights, the same loss
+full_validation() { # reads the same samples each time, so constant weights give the same loss
     logged full 2 --lr 0 --min-lr 0 --weight-decay 0 --eval-interval 5 --eval-iters 2 --full-validation ||
         return 1
     grep -q '^    validation: None$' "$work/out" || { why="a target for validation"; return 1; }
@@ -369,7 +369,7 @@ extra_fields() {
     grep -q '| throughput per GPU (TFLOP/s/GPU): [0-9.]* | .* | grad norm: [0-9.]* | num zeros: [0-9.]* | params norm: [0-9.]* | number of skipped' "$work/out" || { why="fields are missing"; return 1; }
 }
 check "--log-params-norm, --log-num-zeros-in-grad, --log-throughput" extra_fields
-# The norms of a checkpoint's model weights and of its master weights, to three digits.
+# Prints the norms of a checkpoint's model weights and of its master weights with three digits.
 norms() { # FOLDER
     python3 - "$1" <<'PY'
 import array, glob, json, math, struct, sys
@@ -388,7 +388,7 @@ for path in glob.glob(sys.argv[1] + "/iter_0000012/*/*.safetensors"):
 print("%.3f %.3f" % (math.sqrt(squares["weight"]), math.sqrt(squares["master"])))
 PY
 }
-params_norm() { # 4-bit model weights, far from the master weights
+params_norm() { # with 4-bit model weights, which differ clearly from the master weights
     logged norm 2 --log-params-norm --quantized-weights --weight-quantization-method direct \
         --save "$work/norm" --save-interval 12 || return 1
     local said weight master

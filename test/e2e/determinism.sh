@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The same command gives bitwise identical results, and so do options that only change when or where
-# work is done: overlap, recomputation, the number of pipeline chunks. Compares the JSON lines of
-# all iterations, whose losses and norms are written with full precision.
+# Repeating a command gives bitwise identical results. Options that only change when or where work
+# is done (overlap, recomputation, the number of all-to-all chunks) do not change the results
+# either. Compares the JSON lines of all iterations, which have losses and norms in full precision.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 3
@@ -42,8 +42,8 @@ for chunks in 2 3 8; do
 done
 # Stochastic rounding depends on a parameter's position in the model, not in its bucket.
 check "SDP4Bit in several buckets" logged sdp4bit_buckets "${run[@]}" "${quantized[@]}" --ddp-bucket-size 1000
-# The norm is summed bucket by bucket, so only the losses of the first iterations can be bitwise
-# identical.
+# The gradient norm is summed bucket by bucket, so other buckets change its rounding. Only the
+# losses of the first iterations can be bitwise identical.
 buckets_equal() {
     local i
     for i in 1 2; do

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # --error-feedback: stopped or killed runs resume bitwise identically, in several layouts and
-# strategies and after a skipped step. A residual that does not fit the checkpoint's layout starts
-# at 0 and a log line says so. --plan includes its memory.
+# strategies and after a skipped step. If the layout has changed so that saved residuals do not fit,
+# they start at 0 and a log line says so. --plan includes the memory of the residuals.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 12
 data=$work/text_text_document
 
-# Two bits between nodes give large residuals. Small buckets, so that there are several residuals.
+# Two bits between nodes give large residuals, and small buckets give several of them.
 two_bits=(--quantized-gradients --gq-group-size-intra 128 --gradient-quantization-method eden
     --gradient-quantization-bits-inter 2)
 four_bits=(--quantized-gradients --gq-group-size-intra 64 --gq-group-size-inter 64 --hadamard-transform)
@@ -25,7 +25,7 @@ resumed() {
         printf 4 >"$work/$name.rest/latest_checkpointed_iteration.txt" &&
         logged "$name.rest" "${@:2}" --load "$work/$name.rest" --save "$work/$name.rest"
 }
-same_end() { # NAME RANKS: same training and same last checkpoint
+same_end() { # NAME RANKS: compares training and the last checkpoint with the uninterrupted run
     same_training "$1" "$1.rest" 4 || return 1
     local file found=0
     for file in "$work/$1"/iter_0000012/mp_rank_*/*.safetensors; do
@@ -53,7 +53,7 @@ check "optim_grads, 2 micro-batches" resumes grads 4 --gpus-per-node 2 "${two_bi
 check "optim_grads_params, offload" resumes params 4 --gpus-per-node 2 "${four_bits[@]}" \
     --data-parallel-sharding-strategy optim_grads_params --global-batch-size 16 --optimizer-cpu-offload
 
-# The result differs from the run without the flag.
+# The flag must change the result.
 differs() {
     logged plain 4 "${run[@]:1}" --gpus-per-node 2 "${two_bits[@]}" --quantized-weights || return 1
     [ "$(train_lines plain 1)" != "$(train_lines square 1)" ] || { why="the flag changes nothing"; return 1; }
@@ -82,8 +82,8 @@ same_end_of() { # NAME NAME: compares the last checkpoints
 rm -rf "$work/square.rest"
 check "kill -9, resumed bitwise" killed
 
-# A skipped step must not change the residual, neither for the next step nor in the checkpoint in
-# between. The fault corrupts a message of the fourth step.
+# A skipped step must not change the residual, neither in memory nor in the checkpoint saved after
+# it. The fault corrupts a message of the fourth step.
 skipped() {
     local flags=(4 "${unsealed[@]}" --gpus-per-node 2 "${two_bits[@]}" --on-nan skip)
     SDP4BIT_FAULT=message:1:4:1:-2 logged skip "${flags[@]}" --save "$work/skip" || return 1
@@ -94,18 +94,18 @@ skipped() {
 check "resumed after a skipped step" skipped
 
 # --- changes across a resume -------------------------------------------------------------------
-taken() { # yes|no NP FLAGS...: whether the residual of `square` is used
+taken() { # yes|no NP FLAGS...: checks whether a resumed run uses the residuals saved by run `square`
     resumed square "${@:2}" --exit-interval 6 || return 1
     if [ "$1" = yes ]; then ! grep -qF "$lost" "$work/out"; else grep -qF "$lost" "$work/out"; fi ||
         { why="the line about the residual: $(grep -c "$lost" "$work/out")"; return 1; }
     [ "$(field square.rest loss | head -n 1 | cut -d ' ' -f 1)" = 5 ] || { why="does not continue"; return 1; }
 }
 rm -rf "$work/square.rest"
-check "nodes of 1, other buckets: kept" taken yes 2 "${run[@]}" --gpus-per-node 1 "${two_bits[@]}" \
+check "two nodes of 1 rank, other buckets: kept" taken yes 2 "${run[@]}" --gpus-per-node 1 "${two_bits[@]}" \
     --ddp-bucket-size 10000
-check "other bits: kept" taken yes 4 "${run[@]}" --gpus-per-node 2 "${two_bits[@]}" \
+check "another bit width: kept" taken yes 4 "${run[@]}" --gpus-per-node 2 "${two_bits[@]}" \
     --gradient-quantization-bits-inter 4
-check "other nodes: starts at 0" taken no 4 "${run[@]}" --gpus-per-node 1 "${two_bits[@]}"
+check "another number of nodes: starts at 0" taken no 4 "${run[@]}" --gpus-per-node 1 "${two_bits[@]}"
 check "another transform: starts at 0" taken no 4 "${run[@]}" --gpus-per-node 2 "${four_bits[@]}"
 check "other tensor parallelism: starts at 0" taken no 4 "${run[@]}" --gpus-per-node 2 \
     --tensor-model-parallel-size 2 \
@@ -135,8 +135,8 @@ no_codes() {
 }
 check "fp32 gradients: reported" no_codes
 
-# 4 bytes per matrix element, sharded across the 8 ranks of a node. The master weights are sharded
-# across all 16.
+# The residual takes 4 bytes per matrix element and is sharded across the 8 ranks of a node; the
+# master weights are sharded across all 16 ranks.
 planned() {
     "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args @configs/sdp4bit.args --plan --plan-world-size 16 \
         --gpus-per-node 8 --error-feedback >"$work/plan" 2>"$work/err" || { say "--plan failed"; return 1; }

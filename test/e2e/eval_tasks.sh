@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# --eval-tasks: identical scores in every layout and strategy, standalone and during training, which
-# they do not change. Invalid task files end the run before it starts. If lm_eval is installed, its
-# harness must find the same scores on an export.
+# --eval-tasks: scores are identical in every layout and strategy, standalone and during training,
+# and scoring does not change training. Invalid task files end the run before it starts. If lm_eval
+# is installed, it must find the same scores on an exported checkpoint.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 200 5
 data=$work/text_text_document
-model+=(--seq-length 128 --max-position-embeddings 128) # sequences of 64 and of 128
+model+=(--seq-length 128 --max-position-embeddings 128)
 tasks=$work/tasks.jsonl
 
 # Contexts of a few words, and contexts longer than the model's sequence length.
@@ -81,7 +81,7 @@ check "weights sharded across all ranks" same_scores zero3 2 --data-parallel-sha
 check "full recomputation" same_scores again 1 --recompute-granularity full
 
 # Tensor parallelism and other matrix shapes round differently: likelihoods agree within 0.01, and
-# choices except for one sample.
+# at most one sample has another choice.
 close_scores() { # NAME NP FLAGS...
     scored_alone "$@" || return 1
     paste -d '\n' "$work/run.scores" "$work/$1.scores" | sed -e 's/"[a-z_]*":/ /g; s/[][{},]/ /g' | awk '
@@ -93,7 +93,7 @@ close_scores() { # NAME NP FLAGS...
                 print left[i], $i; exit 1 } } }' >"$work/far" ||
         { why="$(cat "$work/far")"; return 1; }
 }
-check "in other batches" close_scores batches 2 --micro-batch-size 1
+check "other batch sizes" close_scores batches 2 --micro-batch-size 1
 layout=(--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 4)
 check "tensor parallel" close_scores cut 2 "${layout[@]}"
 cut_again() {
@@ -156,7 +156,7 @@ for sample in back:
     assert sample.pop("delimiter", " ") == " "
 key = lambda sample: json.dumps(sample, sort_keys=True)
 assert sorted(own, key=key) == sorted(back, key=key)' "$tasks" "$work/back.jsonl" 2>"$work/err" ||
-            say "other samples"
+            say "the samples differ"
     }
     check "dev/harness_tasks writes lm_eval's samples" same_file
 else

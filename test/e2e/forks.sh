@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# dev/experiments/study, forks: statistics of synthetic results with known answers, and a real base
-# run with forks of a tiny model: data, learning rate, replicates, resuming after an interruption,
-# recreating a lost base run, and refused arguments.
+# Forks of dev/experiments/study. Part 1: statistics of synthetic results with known answers. Part
+# 2: a real base run and forks of a tiny model: data, learning rate, replicates, resuming after an
+# interruption, recreating a lost base run, and refused arguments.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the
 # functions
 . "$(dirname "$0")/../lib.sh"
@@ -13,7 +13,7 @@ unset PRESET SPEED DATA_PATH CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS
 study=dev/experiments/study
 
 # ---- synthetic results ---------------------------------------------------------------------------
-# made FOLDER PRESET SEED LOSS [LENGTH]
+# made FOLDER PRESET SEED LOSS [LENGTH]: writes the result of a fork
 made() {
     mkdir -p "$work/$1"
     printf '{"arm":"%s","seed":%d,"seq_length":1000,"settings":{"model":"125m","trunk":"t","point":500,
@@ -23,18 +23,19 @@ made() {
 "errors":[[10,9,9],[90,0.1,1.5]]}\n' "$2" "$3" "${5:-100}" "$4" "$4" "$4" \
         >"$work/$1/$2.p500.l${5:-100}.d$3.json"
 }
-# Replicates: 3.000 and 3.002 of data 0, 3.100 and 3.100 of data 1. The squares 2e-6 + 0 over two
-# degrees of freedom give a standard deviation of 0.001 per run and 0.00141 per gap.
+# Losses of baseline and replicate are 3.000 and 3.002 for data 0, 3.100 and 3.100 for data 1. The
+# squared deviations 2e-6 + 0 over two degrees of freedom give a standard deviation of 0.001 per run
+# and 0.00141 per gap.
 made one baseline 0 3.000
 made one twin1 0 3.002
 made one baseline 1 3.100
 made one twin1 1 3.100
 made one baseline 2 3.2
-# Gaps to the mean of the family: 0.004, 0.006, 0.005; standard deviation 0.001.
+# Gaps to the mean of baseline and replicates: 0.004, 0.006, 0.005; standard deviation 0.001.
 made one sdp4bit 0 3.005
 made one sdp4bit 1 3.106
 made one sdp4bit 2 3.205
-# Two gaps, 0.0001 and 0.0003, and three, 0.0100, 0.0102, 0.0101.
+# Gaps of qwd: 0.0001 and 0.0003; of tlq-hs: 0.0100, 0.0102, 0.0101.
 made one qwd 0 3.0011
 made one qwd 1 3.1003
 made one tlq-hs 0 3.0110
@@ -49,8 +50,11 @@ says() { # TEXT: the page contains it, regardless of line breaks
     tr -s ' \n' ' ' <"$work/page/125m-branches.md" | grep -qF -- "$(tr -s ' ' <<<"$1")" ||
         { why="no '$1' in $(grep -F "${1:0:12}" "$work/page/125m-branches.md" | head -n 3)"; return 1; }
 }
-# By hand: 4.303 * 0.001 / sqrt(3) = 0.00248; 12.706 * 0.000141 / sqrt(2) = 0.00127, independent of
-# other presets; 4.303 * 0.0001 / sqrt(3) = 0.00025; a single gap has no interval.
+# Half widths of the 95 % intervals, computed by hand:
+#   sdp4bit            4.303 * 0.001 / sqrt(3) = 0.00248
+#   qwd               12.706 * 0.000141 / sqrt(2) = 0.00127
+#   tlq-hs             4.303 * 0.0001 / sqrt(3) = 0.00025
+#   tlq                no interval, because it has a single gap
 by_hand() {
     reports "$work/one" || return 1
     says 'The base run had read 5.0 M tokens. A fork reads 1.0 M tokens.' &&
@@ -73,12 +77,13 @@ other_bits() {
         says 'lossless is bitwise identical to the baseline: **does not hold** for data 0'
 }
 check "reports lossless weights that are not bit-exact" other_bits
-# Replicates: t(n - 1) * 0.001414 / sqrt(n) is 0.01270 for 2, 0.00351 for 3, 0.00225 for 4. The 90 %
-# limit: the 10 % quantile of chi squared with two degrees of freedom is 0.2107, and 0.001414 *
-# sqrt(2 / 0.2107) = 0.00436, for which 11 forks give 0.00293 and 10 give 0.00312. sdp4bit: 0.00248
-# for 3; the limit is 0.00308, reduced to 0.00285 by 7 forks and to 0.00323 by 6. qwd: with one
-# degree of freedom the quantile is 0.01579, and 0.000141 / sqrt(0.01579) = 0.001125, for which 3
-# give 0.00280.
+# Forks needed for an interval of +-0.003, computed by hand. n forks with standard deviation s give
+# t(n - 1) * s / sqrt(n). "limit" is the upper 90 % confidence limit of s: s * sqrt(f / q), where q
+# is the 10 % quantile of chi squared with f degrees of freedom.
+#               s          f  q        limit     forks for s            forks for the limit
+#   replicates  0.001414   2  0.2107   0.00436   4 (3 give 0.00351)     11 (10 give 0.00312)
+#   sdp4bit     0.001      2  0.2107   0.00308   3 (0.00248)             7 (6 give 0.00323)
+#   qwd         0.000141   1  0.01579  0.001125                          3 (0.00280)
 power() {
     "$study" power "$work/one" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
     grep -qF '| 500 | 100 | replicates | 0.001414 | 2 | 0.004357 | 4 | 11 |' "$work/out" &&
@@ -89,14 +94,14 @@ power() {
         grep -qF 'This follows from the 90 % limit of qwd, tlq-hs, sdp4bit.' "$work/out" || { why=$(tail -n 1 "$work/out"); return 1; }
 }
 check "number of forks needed for a known spread" power
-cheapest() { # shorter forks with a larger spread: more than 7 of 20 s
+cheapest() { # shorter forks with a larger spread need more forks than 7, at 20 s each
     cp -r "$work/one" "$work/two" && made two baseline 0 3.000 50 && made two baseline 1 3.000 50 &&
         made two qwd 0 3.000 50 && made two qwd 1 3.009 50 && "$study" power "$work/two" >"$work/out" &&
         grep -q '^Cheapest plan: 7 forks per preset of 100 ' "$work/out" ||
         { why=$(tail -n 1 "$work/out"); return 1; }
 }
 check "the cheapest of several designs" cheapest
-replicates_alone() { # the minimum that any preset needs
+replicates_alone() { # the noise of replicates gives the number of forks that every preset needs
     made eight baseline 0 3.000 && made eight replicate1 0 3.002 &&
         "$study" power "$work/eight" >"$work/out" &&
         grep -q '^Cheapest plan: at least [0-9]* forks per preset.* limit of replicates\.' "$work/out" ||
@@ -141,15 +146,15 @@ base_run_exists() {
     base_run 6,12 && grep -qx 'the base run exists' "$work/out"
 }
 check "a base run is created once" base_run_exists
-begun() { # SIGTERM during the base run; its settings are recorded before the first point
+begun() { # SIGTERM before the first point; the base run's settings are already recorded
     local log=$work/study/raw/begun-branches/trunk/log.jsonl rc=0 job
     "$study" base "${place[@]}" --name begun --points 400 --global-batch-size 8 --lr 3e-3 --warmup 4 \
         --split 950,50,0 -- "${tiny[@]}" >"$work/out" 2>"$work/err" &
     job=$!
-    wait_until grep -qs '"kind":"train"' "$log" || { say "nothing was trained"; return 1; }
+    wait_until grep -qs '"kind":"train"' "$log" || { say "no iteration was logged"; return 1; }
     kill -TERM $job
     wait $job
-    [ -d "$work/study/raw/begun-branches/trunk.checkpoints" ] || { say "nothing was saved"; return 1; }
+    [ -d "$work/study/raw/begun-branches/trunk.checkpoints" ] || { say "no checkpoint was saved"; return 1; }
     base_run 400 --name begun --lr 2e-3 || rc=$?
     error_names 5 "lr 0.003 and 0.002" $rc || return 1
     base_run 400 --name begun || { say "exit code $?"; return 1; }
@@ -173,7 +178,7 @@ END
 }
 check "an interrupted base run resumes, with its own settings only" begun
 check "iterations trained twice count once" twice
-repeats() { # lossless weights are compared bit by bit, and a lost base run with the original
+repeats() { # needed for bitwise comparisons of lossless weights and of a recreated base run
     python3 - "$study" <<'END' 2>"$work/err" || say "$(tail -n 1 "$work/err")"
 import os, sys, types
 sys.dont_write_bytecode = True
@@ -198,7 +203,8 @@ first_call() {
 check "interrupted forks resume" first_call
 lossless() { forks lossless 0 || say "exit code $?"; }
 check "lossless weights" lossless
-# The base run reads samples 0 to 95, data 0 the next 64, data 1 the 64 after that.
+# Samples: the base run reads 0 to 95, forks with data 0 read 96 to 159, forks with data 1 160 to
+# 223.
 contents() {
     python3 - "$work/study" <<'END' 2>"$work/err" || { why=$(tail -n 1 "$work/err"); return 1; }
 import json, sys
@@ -226,13 +232,13 @@ assert quant["evaluations"] == [[8, quant["valid_loss"]]] and quant["settings"][
 assert result("lossless", 0)["bits"] == result("baseline", 0)["bits"] != result("twin1", 0)["bits"]
 END
 }
-check "what forks train, and the contents of a result" contents
+check "samples and learning rates of forks, and the contents of a result" contents
 real_report() {
     reports "$work/study/125m-branches" && says '| sdp4bit | 2 |' && says "holds, every loss and gradient norm in 1 fork" &&
         "$study" power "$work/study/125m-branches" >"$work/out" && grep -q '^| 12 | 8 | ' "$work/out"
 }
 check "report and power for real forks" real_report
-larger_batch() { # from the base run under another name; data and learning rates are counted in samples
+larger_batch() { # data and learning rates are positions in samples, so the base run still fits
     local raw=$work/study/raw
     mkdir -p "$work/study/double-branches" "$raw/double-branches" &&
         cp "$work/study/125m-branches/trunk.json" "$work/study/double-branches" &&
@@ -250,7 +256,7 @@ END
     error_names 2 "does not divide the samples" $rc
 }
 check "forks with a larger batch" larger_batch
-again() { # the checkpoints are lost; recreated ones are identical
+again() { # the checkpoints are deleted; recreated ones are identical
     rm -r "$work/study/raw/125m-branches/trunk.checkpoints"
     rc=0
     forks tlq 0 || rc=$?
@@ -259,21 +265,21 @@ again() { # the checkpoints are lost; recreated ones are identical
     grep -q '^tlq from 12 over 8, data 0: validation loss' "$work/out"
 }
 check "a lost base run is recreated" again
-one_point() { # a run cannot go back to an earlier point, so the base run starts over
+one_point() { # training cannot return to an earlier point, so the base run starts over
     rm -r "$work/study/raw/125m-branches/trunk.checkpoints/iter_0000006"
     base_run 6,12 && [ -e "$work/study/raw/125m-branches/trunk.checkpoints/iter_0000006" ] &&
         base_run 3,12 && grep -q '"points": {"6":"[0-9a-f]*","12":"[0-9a-f]*","3":"[0-9a-f]*"}' \
         "$work/study/125m-branches/trunk.json" ||
         { say "$(cat "$work/out" "$work/err" "$work/study/125m-branches/trunk.json")"; return 1; }
 }
-check "a lost point, an earlier point" one_point
-used_start() { # a start directory that another call reads is kept
+check "a lost point is recreated, and an earlier point is added" one_point
+used_start() { # a start directory that another call is reading is not replaced
     local start=$work/study/raw/125m-branches/start.p12.l8.d0/iter_0000012 before
     before=$(stat -c %i "$start" "$start"/*.json) && forks sdp4bit 0 &&
         [ "$(stat -c %i "$start")" = "${before%%$'\n'*}" ] || say "the start folder was recreated"
 }
 check "a fork's start directory is kept while in use" used_start
-longer() { # a new point; the existing ones stay as they are
+longer() { # adds a later point and does not change the existing ones
     cp "$work/study/125m-branches/trunk.json" "$work/before.json"
     base_run 6,18 && python3 - "$work/before.json" "$work/study/125m-branches/trunk.json" <<'END'
 import json, sys
@@ -296,5 +302,5 @@ check "a point not in the base run" refused 2 "the base run's points are" fork "
 check "data that would repeat" refused 5 "data would repeat" fork "${place[@]}" --point 12 --length 8 \
     --seeds 99999
 check "no point" refused 2 "must be integers" base "${place[@]}" --points x
-check "earlier names of commands" refused 2 "must be integers" trunk "${place[@]}" --points x
+check "deprecated names of commands" refused 2 "must be integers" trunk "${place[@]}" --points x
 finish

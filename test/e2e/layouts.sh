@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tensor, sequence and pipeline parallelism: the same losses in every layout (bitwise if only the
-# pipeline differs), checkpoints of any layout loaded in any other, resuming, signals, text,
-# evaluation, and consistent replicas. LONG=1 checks 1000 steps.
+# Tensor, sequence and pipeline parallelism: losses are the same in every layout (bitwise if only
+# the pipeline differs), and a checkpoint of any layout loads in any other. Also resuming, signals,
+# text generation, evaluation, and consistent replicas. LONG=1 checks 1000 steps.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 4
@@ -9,8 +9,8 @@ data=$work/text_text_document
 model+=(--num-layers 4)
 dropout=(--hidden-dropout 0.1 --attention-dropout 0.1)
 
-# T P [sequence]: sets $layout to the layout's flags. All layouts pad the vocabulary to the same
-# size.
+# layout_of T P [sequence]: sets $layout to the flags for tensor parallel size T and pipeline size
+# P. All layouts pad the vocabulary to the same size.
 layout_of() {
     layout=(--tensor-model-parallel-size "$1" --pipeline-model-parallel-size "$2" \
         --make-vocab-size-divisible-by $((32 / $1)))
@@ -29,7 +29,7 @@ stages_change_no_bit() {
         [ "$(field stages1 loss valid)" = "$(field "stages$stages" loss valid)" ] ||
             { why="validation losses differ at P $stages"; return 1; }
     done
-    # Weights and moments, compared with one rank.
+    # Weights and moments must match one rank.
     for stages in 1 2 4; do
         logged "on$stages" 1 "${run[@]}" --train-iters 54 --load "$work/stages$stages" \
             --make-vocab-size-divisible-by 32 --override-opt_param-scheduler || return 1
@@ -39,7 +39,8 @@ stages_change_no_bit() {
 check "pipeline stages: 50 steps and the checkpoint are bitwise identical" stages_change_no_bit
 check "the same with full recomputation" stages_change_no_bit --recompute-granularity full
 
-# With several micro-batches in flight the word embedding's gradient is added in another order.
+# If a pipeline has several micro-batches in flight, the additions to the word embedding's gradient
+# happen in another order, so losses differ slightly.
 close_losses() { # A B PART: maximum relative difference of each loss
     [ "$(field "$1" loss | wc -l)" -gt 5 ] || { why="too few losses"; return 1; }
     paste -d ' ' <(field "$1" loss) <(field "$2" loss) | awk -v part="$3" \
@@ -51,10 +52,10 @@ every_layout_learns_the_same() {
     logged one 1 "${run[@]}" --make-vocab-size-divisible-by 32 || return 1
     for spec in "1 2" "1 4" "2 1" "4 1" "2 1 sequence" "4 1 sequence" "2 2" "2 2 sequence" "2 4" \
         "4 2 sequence"; do
-        # shellcheck disable=SC2086 # words
+        # shellcheck disable=SC2086 # split on purpose
         layout_of $spec
         name=${spec// /-}
-        # shellcheck disable=SC2086 # words
+        # shellcheck disable=SC2086 # split on purpose
         set -- $spec
         logged "$name" $(($1 * $2)) "${run[@]}" "${layout[@]}" || return 1
         part=2e-3
@@ -64,7 +65,7 @@ every_layout_learns_the_same() {
 }
 check "ten layouts on up to eight ranks match one rank" every_layout_learns_the_same
 
-# Interleaved stages on real data, saved and loaded like one rank.
+# Interleaved stages match one rank, and one rank loads their checkpoint.
 interleaved_stages() {
     local run=(--train-iters 20 --global-batch-size 12 "${dropout[@]}" --eval-interval 10)
     layout_of 1 2
@@ -82,9 +83,9 @@ interleaved_stages() {
         if (!(d < 1e-4 && d > -1e-4)) exit 1 } END { exit n != 4 }' ||
         { why="losses after loading differ"; return 1; }
 }
-check "interleaved stages match, and save checkpoints for one rank" interleaved_stages
+check "interleaved stages match one rank, which loads their checkpoint" interleaved_stages
 
-# Two data-parallel ranks on two nodes, with everything quantized.
+# Data parallel size 2 on two nodes, with weights and gradients quantized.
 eight=(8 --gpus-per-node 2 --global-batch-size 16 --eval-interval 4 --save-interval 8 "${dropout[@]}" \
     "${paper[@]}")
 layout_of 2 2 sequence
@@ -98,17 +99,18 @@ two_by_two_by_two() {
 }
 check "2 x 2 x 2 with SDP4Bit matches one, two and eight ranks" two_by_two_by_two
 
-# Every preset with checksums on every message, compared with two ranks of the same preset.
+# Eight ranks with model parallelism compared with two ranks of the same preset. Both check the
+# checksums of all messages.
 every_preset() {
     local preset name=0 few=(--train-iters 8 --eval-interval 100 --save-interval 100 --verify-wire)
     for preset in "" "--grad-reduce-in-bf16" "--quantized-weights" \
         "--quantized-weights --weight-quantization-method direct --weight-quantization-bits 8" \
         "--quantized-gradients" "--quantized-gradients --gradient-quantization-bits-intra 4 --hadamard-transform"; do
         name=$((name + 1))
-        # shellcheck disable=SC2086 # words
+        # shellcheck disable=SC2086 # split on purpose
         logged preset$name 8 --gpus-per-node 4 --global-batch-size 16 "${few[@]}" "${square[@]}" $preset ||
             return 1
-        # shellcheck disable=SC2086 # words
+        # shellcheck disable=SC2086 # split on purpose
         logged flat$name 2 --gpus-per-node 1 --global-batch-size 16 "${few[@]}" $preset \
             --make-vocab-size-divisible-by 32 || return 1
         close_losses preset$name flat$name 5e-3 || { why="$preset: $why"; return 1; }
@@ -116,7 +118,7 @@ every_preset() {
 }
 check "every preset trains with model parallelism and checksums" every_preset
 
-# An error on one stage ends all: only the last stage sees the non-finite loss.
+# Only the last stage sees the non-finite loss, but all stages must end.
 not_finite() {
     train 8 --gpus-per-node 4 --global-batch-size 16 "${square[@]}" --lr 1e37 --min-lr 0 \
         --lr-decay-style linear --lr-warmup-iters 0 --save "$work/wild" --save-interval 1
@@ -141,7 +143,7 @@ resumes_bitwise() {
 check "resumed bitwise, losses and checkpoints" resumes_bitwise
 check "the same with background saves" resumes_bitwise --async-save
 
-# loss_in T P D [sequence]: sets $found to the validation loss of one checkpoint in this layout
+# loss_in T P D [sequence]: sets $found to the checkpoint's validation loss in this layout
 loss_in() {
     local ranks=$(($1 * $2 * $3))
     layout_of "$1" "$2" "${4:-}"
@@ -152,7 +154,7 @@ loss_in() {
 any_layout_loads_any_other() {
     local spec expected=
     for spec in "1 1 1" "2 2 2 sequence" "4 1 2" "1 4 1" "1 1 4" "2 4 1"; do
-        # shellcheck disable=SC2086 # words
+        # shellcheck disable=SC2086 # split on purpose
         loss_in $spec || return 1
         awk -v a="$found" -v b="${expected:=$found}" 'BEGIN { d = b > 0 ? a / b - 1 : 1; exit !(d < 1e-3 && d > -1e-3) }' ||
             { why="T P D $spec: loss '$found', not $expected"; return 1; }
@@ -160,8 +162,8 @@ any_layout_loads_any_other() {
 }
 check "a checkpoint has the same validation loss in every layout" any_layout_loads_any_other
 
-# One layout saves, another resumes, then the first one again.
-other_layouts_go_on() {
+# One layout saves, another one resumes and saves, and the first one resumes from that.
+other_layouts_resume() {
     cp -r "$work/square" "$work/moved"
     layout_of 1 4
     logged moved 4 --global-batch-size 16 --train-iters 20 --save-interval 100 --save "$work/moved" \
@@ -171,7 +173,7 @@ other_layouts_go_on() {
             --override-opt_param-scheduler || return 1
     [ "$(field again loss | wc -l)" -eq 4 ] || { why="not four more steps"; return 1; }
 }
-check "other layouts resume from it" other_layouts_go_on
+check "other layouts resume from it" other_layouts_resume
 
 stopped_by_a_signal() {
     in_background stopped "${eight[@]}" "${square[@]}" --train-iters 4000 --save "$work/stopped"
@@ -199,7 +201,7 @@ killed_and_resumed() {
         --save "$work/killed" --load "$work/killed" || return 1
     [ "$(field other loss | wc -l) $(field last loss | wc -l)" = "8 4" ] || { why="not 8 and 4 more steps"; return 1; }
     awk -v a="$(mean_loss killed 2 3)" -v b="$(mean_loss last $((saved + 9)) $((saved + 12)))" \
-        'BEGIN { exit !(b > 0 && b < a) }' || { why="it has not learned"; return 1; }
+        'BEGIN { exit !(b > 0 && b < a) }' || { why="the loss did not fall"; return 1; }
 }
 check "killed, then resumed in two other layouts" killed_and_resumed
 
@@ -213,7 +215,7 @@ lost_rank() {
 }
 check "names the hung rank of a stage" lost_rank
 
-# Model-parallel traffic of an evaluation does not count toward the steps around it.
+# The model-parallel traffic of an evaluation is not counted as traffic of a training step.
 traffic_of_steps() {
     layout_of 2 2
     logged traffic 4 --global-batch-size 8 --train-iters 8 --eval-interval 3 --eval-iters 4 "${layout[@]}" ||
@@ -229,9 +231,9 @@ one_text() {
     local text spec
     expected=
     for spec in "1 1" "1 2" "2 2 sequence" "4 1"; do
-        # shellcheck disable=SC2086 # words
+        # shellcheck disable=SC2086 # split on purpose
         layout_of $spec
-        # shellcheck disable=SC2086 # words
+        # shellcheck disable=SC2086 # split on purpose
         set -- $spec
         trains $(($1 * $2)) --global-batch-size 16 --train-iters 16 --skip-train --load "$work/square" \
             "${layout[@]}" --sample-prompt "the quick" --sample-tokens 20 --sample-temperature 0 || return 1

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Several runs or forks in one --save directory: --keep-last-checkpoints counts and deletes only the
-# run's own checkpoints, and a damaged newest checkpoint falls back only to one of the same run.
-# With a lost or damaged tracker the run resumes from its newest checkpoint and says so.
+# run's own checkpoints. If the newest checkpoint is damaged, a run falls back only to its own
+# previous one. If the tracker is lost or damaged, the run resumes from its newest checkpoint and
+# says so.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 6
@@ -9,13 +10,13 @@ data=$work/text_text_document
 folder=$work/save
 run=(2 --gpus-per-node 1 --num-layers 1 --train-iters 30 --lr-decay-iters 30 --log-interval 10
     --save-interval 10 --keep-last-checkpoints 2 --save "$folder")
-there() { # ITERATIONS...: exactly these checkpoints exist, from any run
+there() { # ITERATIONS...: checks that exactly these checkpoints exist, of any run
     local wanted
     wanted=$(printf 'iter_%07d\n' "$@")
     [ "$(find "$folder" -maxdepth 1 -name 'iter_*' -printf '%f\n' | sort)" = "$wanted" ] ||
         { why="there are $(find "$folder" -maxdepth 1 -name 'iter_*' -printf '%f ' | sort)"; return 1; }
 }
-listed() { # ITERATIONS...
+listed() { # ITERATIONS...: checks that checkpoints_of_run.txt lists these
     [ "$(tr '\n' ' ' <"$folder/checkpoints_of_run.txt")" = "$* " ] ||
         { why="the list says $(tr '\n' ' ' <"$folder/checkpoints_of_run.txt")"; return 1; }
 }
@@ -23,12 +24,12 @@ tracked() { [ "$(cat "$folder/latest_checkpointed_iteration.txt")" = "$1" ] ||
     { why="the tracker names $(cat "$folder/latest_checkpointed_iteration.txt")"; return 1; }; }
 loaded() { grep -q "successfully loaded checkpoint from $folder at iteration $1\$" "$work/out" ||
     { why="not loaded at $1"; return 1; }; }
-warned() { # TIMES TEXT
+warned() { # TIMES TEXT: checks that so many warnings contain TEXT
     [ "$(grep '^WARNING: ' "$work/out" | grep -cF -- "$2")" -eq "$1" ] ||
         { why="'$2' is not there $1 times"; return 1; }
 }
 damage() { truncate -s 100 "$folder/$(printf 'iter_%07d' "$1")/mp_rank_00/shard_00001_of_00002.safetensors"; }
-again() { # COMMAND...: a directory with two runs, damaged by the command
+again() { # COMMAND...: creates a directory with two runs and damages it by the command
     rm -rf "$folder"
     cp -r "$work/two" "$folder"
     "$@"
@@ -49,7 +50,7 @@ falls_back() {
         warned 1 "the checkpoint of iteration 30 cannot be used" && warned 1 "another run" || return 1
     same_shards "$folder" "$work/two" 30 2 && listed 20 30 && there 18 20 23 30
 }
-check "damaged newest checkpoint: resumes bitwise from the same run's previous one" falls_back
+check "newest checkpoint damaged: resumes bitwise from the previous one of the same run" falls_back
 none_of_the_run() {
     again damage 30
     damage 20
@@ -63,13 +64,13 @@ garbage_list() {
         warned 1 "checkpoints_of_run.txt is damaged" && warned 1 "checkpoints_of_run.txt was damaged" &&
         listed 18 20 23 30
 }
-check "damaged list: directory names are used, and two lines say so" garbage_list
-older_folder() { # as saved before lists existed
+check "damaged list of checkpoints: uses directory names, and two lines say so" garbage_list
+older_folder() { # as saved by program versions without lists
     again rm "$folder/checkpoints_of_run.txt"
     trains "${run[@]}" --seed 7 --load "$folder" --train-iters 40 && loaded 30 && warned 0 "" &&
         listed 18 20 23 30 40 && there 30 40
 }
-check "no list: directory names are used" older_folder
+check "no list of checkpoints: uses directory names" older_folder
 branch() {
     rm -rf "$folder"
     trains "${run[@]}" --train-iters 40 --keep-last-checkpoints 3 --exit-interval 37 && there 20 30 37 ||
@@ -84,14 +85,14 @@ branch() {
     trains "${run[@]}" --train-iters 32 --load "$folder" --lr 1e-3 --override-opt_param-scheduler &&
         loaded 30 && there 30 32 37 && tracked 32
 }
-check "after --ckpt-step to an older one, the abandoned fork is kept and does not count" branch
-named() { # another run's checkpoint, at an iteration that this run will save
+check "after resuming from an older --ckpt-step, later checkpoints are kept and do not count" branch
+named() { # another run's checkpoint is at an iteration at which this run will save
     first_run && trains "${run[@]}" --seed 7 --exit-interval 20 && listed 10 20 || return 1
     trains "${run[@]}" --seed 7 --load "$folder" --exit-interval 23 && loaded 20 &&
         warned 1 "iteration 23 that its checkpoints_of_run.txt does not list; this run will replace it" &&
         listed 10 20 23
 }
-check "names another run's checkpoint before training if it will be replaced" named
+check "reports before training that another run's checkpoint will be replaced" named
 finetunes() { # a separate lineage, even in the same directory
     again true
     trains "${run[@]}" --load "$folder" --finetune --train-iters 8 --lr-decay-iters 8 && listed 8 &&
@@ -99,7 +100,7 @@ finetunes() { # a separate lineage, even in the same directory
 }
 check "--finetune starts a separate lineage" finetunes
 
-# --- a run that does not resume must not replace the checkpoints in its directory ---
+# --- a run that does not resume must not overwrite the checkpoints in its directory ---
 untouched() { # TEXT FLAGS...: refused before training, and the directory is unchanged
     again true
     refused 6 "$1" "${run[@]}" "${@:2}" && ! grep -q '^ iteration ' "$work/out" || return 1
@@ -107,14 +108,14 @@ untouched() { # TEXT FLAGS...: refused before training, and the directory is unc
 }
 check "a forgotten --load: refused" untouched "a checkpoint of iteration 20, which this run would overwrite" \
     --seed 7
-check "the same if only the last iteration would be replaced" untouched \
+check "the same if only the last save would overwrite a checkpoint" untouched \
     "a checkpoint of iteration 23, which" \
     --save-interval 100 --train-iters 23
-check "the same if --exit-interval ends the run there" untouched "a checkpoint of iteration 18, which" \
+check "the same if the run ends there because of --exit-interval" untouched "a checkpoint of iteration 18, which" \
     --save-interval 100 --exit-interval 18
 check "--finetune into the directory it loads from: refused" untouched "without --finetune" --load "$folder" \
     --finetune
-from_elsewhere() { # the other directory's run is at iteration 20
+from_elsewhere() { # loads iteration 20 of another directory
     cp -r "$work/two" "$work/elsewhere"
     echo 20 >"$work/elsewhere/latest_checkpointed_iteration.txt"
     untouched "a checkpoint of iteration 30, which" --load "$work/elsewhere" --seed 7
@@ -123,7 +124,7 @@ check "--load of another directory: refused" from_elsewhere
 check "--load of a single checkpoint suggests its parent directory" untouched "use its parent folder" \
     --load \
     "$folder/iter_0000030"
-free_iterations() { # iterations without existing checkpoints
+free_iterations() { # saves only at iterations that have no checkpoint yet
     again true
     trains "${run[@]}" --save-interval 7 --train-iters 24 --lr-decay-iters 24 && there 18 20 21 23 24 30 &&
         listed 14 21 24
@@ -138,14 +139,14 @@ lost() { # TEXT ITERATION COMMAND...: resumes there with a line that contains TE
         warned 1 "; resuming from the newest sound checkpoint in the folder" && tracked 30 &&
         same_shards "$folder" "$work/two" 30 2
 }
-check "no tracker: the run's newest checkpoint" lost \
+check "no tracker: resumes from the run's newest checkpoint" lost \
     "latest_checkpointed_iteration.txt is missing although there are checkpoints" \
     30 rm "$folder/latest_checkpointed_iteration.txt"
-check "an empty tracker" lost "which is not an iteration" 30 put ""
+check "an empty tracker: the same" lost "which is not an iteration" 30 put ""
 check "a garbage tracker" lost "holds 'twelve', which is not an iteration" 30 put twelve
 check "a tracker with a NUL byte" lost "which is not an iteration" 30 put '2\0'
 no_tracker_and_damaged() { damage 30; rm "$folder/latest_checkpointed_iteration.txt"; }
-check "no tracker and a damaged newest checkpoint: the same run's previous one" lost \
+check "no tracker and the newest checkpoint damaged: resumes from the run's previous one" lost \
     "the checkpoint of iteration 30 cannot be used" 20 no_tracker_and_damaged
 piped() { rm "$folder/$1" && mkfifo "$folder/$1"; }
 check "a FIFO as the tracker" lost "is not a plain file" 30 piped latest_checkpointed_iteration.txt

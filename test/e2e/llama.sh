@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Llama models: every layout and sharding strategy matches one rank, checkpoints load in any layout
-# and resume bitwise, text is generated, and a checkpoint of another model is refused with the name
-# of the differing flag.
+# Llama models: every layout and sharding strategy matches one rank, and checkpoints load in any
+# layout and resume bitwise. Also generates text. A checkpoint of another model is refused with a
+# message that names the differing flag.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 same_kernels
@@ -25,18 +25,18 @@ close_losses() { # A B PART: maximum relative difference of each loss
         { why="losses of $1 and $2: $(cat "$work/far")"; return 1; }
 }
 
-# The model configs, combined with the vocabularies of the published models of the same size, give
-# the published parameter counts.
-config() { # NAME ROWS PARAMETERS
+# With the vocabulary of the published model of the same size, each model config has the published
+# parameter count.
+config() { # NAME VOCABULARY PARAMETERS
     "$trainer" "@configs/llama_$1.args" --plan --plan-world-size 16 --gpus-per-node 8 \
         --tokenizer-type NullTokenizer --vocab-size $(($2 - 1)) >"$work/out" 2>"$work/err" ||
-        { say "no plan of $1"; return 1; }
+        { say "--plan of $1 failed"; return 1; }
     grep -q "^  parameters  *$3\$" "$work/out" || { why="not $3 parameters"; return 1; }
 }
 check "config of 125M" config 125m 50304 123587328
 check "config of 1.1B has TinyLlama's parameter count" config 1.1b 32000 1100048384
-check "config of 3B has Llama 3.2's" config 3b 128256 3212749824
-check "config of 8B has Llama 3's" config 8b 128256 8030261248
+check "config of 3B has Llama 3.2's parameter count" config 3b 128256 3212749824
+check "config of 8B has Llama 3's parameter count" config 8b 128256 8030261248
 
 layout_of 1 1
 learns() {
@@ -49,9 +49,9 @@ check "the loss falls" learns
 layouts_agree() {
     local spec part
     for spec in "1 2" "2 1" "2 1 sequence" "2 2 sequence"; do
-        # shellcheck disable=SC2086 # words
+        # shellcheck disable=SC2086 # split on purpose
         layout_of $spec
-        # shellcheck disable=SC2086 # words
+        # shellcheck disable=SC2086 # split on purpose
         set -- $spec
         logged other $(($1 * $2)) "${layout[@]}" --train-iters 30 --recompute-granularity full || return 1
         part=5e-3
@@ -62,7 +62,7 @@ layouts_agree() {
 check "four layouts match one rank" layouts_agree
 
 layout_of 1 1
-sharing_out_agrees() {
+sharding_agrees() {
     local how
     logged two 2 "${layout[@]}" --gpus-per-node 2 || return 1
     for how in optim_grads optim_grads_params; do
@@ -70,7 +70,7 @@ sharing_out_agrees() {
             close_losses two other 1e-4 || { why="$how: $why"; return 1; }
     done
 }
-check "sharded gradients and weights change nothing" sharing_out_agrees
+check "sharded gradients and weights change nothing" sharding_agrees
 
 resumes_bitwise() {
     local run=(2 --gpus-per-node 1 "${layout[@]}" --train-iters 16 --save-interval 8 "${paper[@]}")
@@ -79,14 +79,14 @@ resumes_bitwise() {
         logged second "${run[@]}" --save "$work/halves" --load "$work/halves" &&
         same_training whole second 8 && same_shards "$work/whole" "$work/halves" 16
 }
-check "with 4-bit quantization it resumes bitwise" resumes_bitwise
+check "resumes bitwise with 4-bit quantization" resumes_bitwise
 
 loads_anywhere() {
     local spec expected="" found
     for spec in "1 1" "2 1 sequence" "1 4" "2 2"; do
-        # shellcheck disable=SC2086 # words
+        # shellcheck disable=SC2086 # split on purpose
         layout_of $spec
-        # shellcheck disable=SC2086 # words
+        # shellcheck disable=SC2086 # split on purpose
         set -- $spec
         trains $(($1 * $2)) --train-iters 30 --skip-train --load "$work/one" "${layout[@]}" --eval-iters 2 ||
             return 1
@@ -99,11 +99,11 @@ loads_anywhere() {
 check "a checkpoint has the same validation loss in every layout" loads_anywhere
 
 layout_of 1 1
-# Query/key norms, combined with features of GPT-2 and Llama.
-heads_normalized() {
+# Query/key norms combined with other features of GPT-2 and Llama.
+query_key_norms() {
     local blocks
     for blocks in "--group-query-attention --num-query-groups 2" "--swiglu --disable-bias-linear"; do
-        # shellcheck disable=SC2086 # words
+        # shellcheck disable=SC2086 # split on purpose
         set -- --qk-layernorm $blocks
         model=("${gpt2[@]}" --num-layers 4 --position-embedding-type rope "$@")
         layout_of 1 1
@@ -119,8 +119,8 @@ heads_normalized() {
     done
 }
 llama=("${model[@]}")
-check "with query/key norms layouts match and exchange checkpoints" \
-    heads_normalized
+check "with query/key norms, layouts match and load each other's checkpoints" \
+    query_key_norms
 model=("${llama[@]}")
 
 layout_of 1 1
@@ -129,7 +129,7 @@ writes_text() {
         --sample-tokens 60 --sample-temperature 0 &&
         grep -q "the quick [a-z ]*" "$work/out" || { why="no text"; return 1; }
 }
-check "it generates text" writes_text
+check "generates text" writes_text
 
 another_model() { # FLAG FLAGS...: the checkpoint is refused, naming the flag
     local flag=$1

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# --local-steps, where every node trains on its own between outer steps: bitwise resume, kills,
-# resuming with one node fewer or more, other presets that resume from its checkpoints, corrupted
-# messages, a NaN on one node, and refused combinations.
+# --local-steps: every node trains independently between outer steps. Tests bitwise resumes, lost
+# nodes, resuming with one node fewer or more, other presets that resume from such checkpoints,
+# corrupted messages, a NaN on one node, and refused combinations.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 11
@@ -13,7 +13,7 @@ run=(--train-iters 12 --ddp-bucket-size 1 --global-batch-size 12 --micro-batch-s
 
 # saved A B ITERATION: compares the checkpoints of two runs byte by byte.
 saved() { same_shards "$work/$1" "$work/$2" "$3"; }
-# back FROM TO ITERATION: copies a directory as of that iteration.
+# back FROM TO ITERATION: copies a checkpoint directory without the checkpoints after ITERATION.
 back() {
     local folder
     rm -rf "${work:?}/$2"
@@ -34,13 +34,13 @@ resumes() { # NP PER_NODE FLAGS...
         saved a b 8 && saved a b 12
 }
 check "2 nodes resume bitwise" resumes 2 1 --verify-wire
-check "2 nodes with a delay and a mix resume bitwise" resumes 2 1 --local-steps-delay 3 --local-steps-mix 0.3
+check "2 nodes with --local-steps-delay and --local-steps-mix resume bitwise" resumes 2 1 --local-steps-delay 3 --local-steps-mix 0.3
 check "2 x 2 ranks resume bitwise" resumes 4 2 --quantized-weights --wq-group-size 128 --async-save
 check "EDEN on 3 nodes resumes bitwise" resumes 3 1 --gradient-quantization-method eden \
     --gq-group-size-inter 256
 
-# The last of three nodes is lost. The checkpoint contains the state of the other two and the outer
-# weights unchanged, so the run resumes there and keeps learning.
+# The last of three nodes is lost. The checkpoint contains the outer weights and the state of the
+# other two nodes, so two nodes resume from it and the loss keeps falling.
 continues() { # NP FLAGS...: from the checkpoint of 3 nodes at iteration 8
     local np=$1
     shift
@@ -56,7 +56,7 @@ three_nodes() {
 }
 without_one() { continues 2 && near "$(loss_of)" "$whole"; }
 with_one_more() { continues 4 && near "$(loss_of)" "$whole"; }
-# Without the outer momentum it learns more slowly, but it starts from the outer weights.
+# An ordinary run loads only the outer weights. It learns more slowly without the outer momentum.
 ordinary() { continues 3 --local-steps 1 && near "$(loss_of)" "$early"; }
 check "3 nodes train" three_nodes
 check "a run resumes with one node fewer" without_one
@@ -66,11 +66,11 @@ outer_from_ordinary() {
     trains 2 --gpus-per-node 1 "${run[@]}" --local-steps 1 --save "$work/plain" && back plain on 8 &&
         trains 2 --gpus-per-node 1 "${run[@]}" --save "$work/on" --load "$work/on"
 }
-check "local steps resume from an ordinary run" outer_from_ordinary
+check "a run with local steps resumes from an ordinary run" outer_from_ordinary
 
-# When a node is lost, the others save their state and the run ends. A restarted run resumes from
-# it, and the replacement node starts from the outer weights.
-ends_without() { # NODE ITERATION NP PER_NODE FLAGS...: SDP4BIT_FAULT selects how the node is lost
+# When a node is lost, the others save their state and the run ends. The restarted run resumes from
+# that checkpoint, and the replacement of the lost node starts from the outer weights.
+ends_without() { # NODE ITERATION NP PER_NODE FLAGS...: the run loses NODE as SDP4BIT_FAULT says
     local node=$1 at=$2 np=$3 per_node=$4 rc=0
     shift 4
     rm -rf "$work/k"
@@ -79,7 +79,7 @@ ends_without() { # NODE ITERATION NP PER_NODE FLAGS...: SDP4BIT_FAULT selects ho
     [ "$(cat "$work/k/latest_checkpointed_iteration.txt")" = "$at" ] ||
         { why="saved $(cat "$work/k/latest_checkpointed_iteration.txt") and not $at"; return 1; }
 }
-# hangs FAULT NODE ITERATION NP PER_NODE FLAGS...
+# hangs FAULT NODE ITERATION NP PER_NODE FLAGS...: ends_without after a hang
 soon=(--distributed-timeout-minutes 0.05)
 hangs() {
     SDP4BIT_FAULT=$1 ends_without "${@:2}" "${soon[@]}" || return 1
@@ -89,19 +89,19 @@ hangs() {
         has "successfully saved checkpoint at iteration      12" out
 }
 check "a hung node loses only its own work" hangs stall:1:7:1 1 7 2 1 --verify-wire
-check "the same if the others use a delay" hangs stall:1:7:1 1 7 2 1 --local-steps-delay 3
+check "the same with --local-steps-delay" hangs stall:1:7:1 1 7 2 1 --local-steps-delay 3
 check "the first node hangs" hangs stall:0:7:1 0 7 2 1
 check "the first node hangs during a run with background saves" hangs stall:0:7:1 0 7 2 1 --async-save
-check "the second rank of the first node hangs during such a run" hangs stall:1:7:1 0 7 4 2 --async-save
+check "the second rank of the first node hangs during a run with background saves" hangs stall:1:7:1 0 7 4 2 --async-save
 check "one of three nodes hangs" hangs stall:1:7:1 1 7 3 1 --gradient-quantization-method eden \
     --gq-group-size-inter 256
-check "a node hangs in the last step, which is repeated" hangs stall:1:12:0 1 11 2 1
+check "a node hangs in the last step, which the restarted run repeats" hangs stall:1:12:0 1 11 2 1
 check "a node of two ranks hangs during a background save" hangs stall:2:5:2 1 5 4 2 \
     --quantized-weights --wq-group-size 128 --async-save
 check "a node hangs during an evaluation" hangs stall:1:6:4 1 6 2 1 --eval-iters 3
-check "a node hangs while an ending run writes its last save" hangs stall:1:8:28 1 8 2 1 --async-save \
+check "a node hangs while the run writes its last checkpoint" hangs stall:1:8:28 1 8 2 1 --async-save \
     --exit-interval 8
-# tensors(DIR, ITERATION): name -> bytes of a checkpoint's first shard.
+# tensors(DIR, ITERATION): returns the tensors of a checkpoint's first shard as {name: bytes}.
 cat >"$work/shards.py" <<'END'
 import glob, json, struct
 def tensors(folder, iteration):
@@ -115,9 +115,9 @@ def tensors(folder, iteration):
                 found[name] = data[8 + size + lo:8 + size + hi]
     return found
 END
-# The surviving node's master and outer weights match a replicate that lost no node, except for
-# tensors whose outer sync failed. Those keep their outer weights and the master weights that the
-# surviving node had trained.
+# The surviving node's master weights and outer weights match a run that lost no node, except for
+# tensors whose outer sync failed. For those, the checkpoint has the previous outer weights and the
+# master weights that the surviving node had trained.
 keeps() {
     trains 2 --gpus-per-node 1 "${run[@]}" --train-iters 20 --exit-interval 5 --save "$work/replicate" &&
         SDP4BIT_FAULT=stall:1:5:0 ends_without 1 5 2 1 --train-iters 20 "${soon[@]}" || return 1
@@ -139,8 +139,8 @@ END
 }
 check "the surviving nodes keep what they have trained" keeps
 
-# After the last iteration of --train-iters all buckets are synchronized. A longer run resumes
-# there, and no earlier outer sync overwrites what a node learns afterward.
+# After the last iteration all buckets are synchronized. If a longer run resumes there, no outer
+# sync that was started earlier may overwrite what its nodes learn.
 longer() {
     local flags=(2 --gpus-per-node 1 "${run[@]}" --local-steps-delay 3 --save "$work/longer")
     rm -rf "$work/longer"
@@ -174,8 +174,8 @@ killed() {
         --save "$work/killed" --load "$work/killed"
 }
 check "a killed node loses only its own work" killed
-# The launcher appears to end the job while one node is late. The node responds in the end, so all
-# nodes save.
+# SIGTERM arrives while one node is slow, which looks as if the launcher were ending the job. The
+# slow node responds in time, so all nodes save.
 late() {
     local rc=0
     in_background late 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 --lr-decay-iters 100 \
@@ -189,8 +189,8 @@ late() {
     [ "$(grep -c shard "$work/shards")" = 2 ] || { why="$(cat "$work/shards")"; return 1; }
 }
 check "a slow node is not treated as lost" late
-# mpirun and Slurm end a job with SIGCONT and SIGTERM to all ranks. One node's disk is slow; ranks
-# that wait for it in the save must not treat it as lost.
+# mpirun and Slurm end a job with SIGCONT and SIGTERM to all ranks. One node has a slow disk. Ranks
+# that wait for it during the save must not treat it as lost.
 told_to_end() {
     local rc=0 rank
     slow_disk 4000 1 in_background told 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 \
@@ -205,7 +205,7 @@ told_to_end() {
 if [ -e "$shim" ]; then
     check "a node that saves slowly on job termination is not treated as lost" told_to_end
 else skip "a node that saves slowly on job termination is not treated as lost" "$shim is not built"; fi
-# As with Ctrl-Z and fg, for longer than the time limit.
+# Stops all ranks for longer than the time limit and continues them, like Ctrl-Z and fg.
 paused() {
     local rc=0 at
     in_background paused 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 --lr-decay-iters 100 \
@@ -220,8 +220,8 @@ paused() {
 }
 check "no node is lost if all are stopped together and continued" paused
 
-# Each node computes its own step status. An exponent in one rank's shard is corrupted after the
-# gradients' last hop, which only its own node detects.
+# Each node computes its own step status. The fault corrupts an exponent in one rank's shard after
+# the last gradient reduction, so only that node detects it.
 wild=(--ddp-bucket-size 1000000 --gradient-alltoall-pipeline 1)
 fault=message:3:6:0:-2
 ends_all() { # NAME FLAGS...
@@ -233,7 +233,7 @@ ends_all() { # NAME FLAGS...
 }
 check "a non-finite value on one node ends all nodes" ends_all nan --log-interval 1
 check "the same between two log lines" ends_all late_nan --log-interval 100
-# One node's checkpoint contains the skipped fifth step; the run resumes bitwise after it.
+# One node skips the fifth step. The checkpoint records this, and the run resumes bitwise.
 skips() {
     local flags=(4 --gpus-per-node 2 "${run[@]}" "${wild[@]}" --quantized-weights --wq-group-size 128
         --save-interval 6 --on-nan skip --verify-replicas-interval 1)
@@ -243,7 +243,7 @@ skips() {
     back skip skip_on 6 && trains "${flags[@]}" --save "$work/skip_on" --load "$work/skip_on" &&
         saved skip skip_on 12
 }
-check "one node skips a step, and resumes bitwise" skips
+check "one node skips a step, and the run resumes bitwise" skips
 
 wrong_message() { # N: corrupts the N-th message
     SDP4BIT_FAULT=message:0:$1:$2 train 2 --gpus-per-node 1 "${run[@]}" --verify-wire

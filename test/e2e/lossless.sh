@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Losslessly coded weights: bitwise the same losses, norms and checkpoints as with bf16 weights,
-# with fewer bytes, for every layout and strategy. Kills, skipped steps, and corrupted messages.
+# Losslessly coded weights: losses, norms and checkpoints are bitwise identical to bf16 weights in
+# every layout and strategy, with fewer bytes sent. Also kills, skipped steps, and corrupted
+# messages.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 11
 data=$work/text_text_document
 long() { [ "${LONG:-0}" = 1 ]; }
 
-# Small buckets: one per layer, and all of them use two buffers in turn.
+# Small buckets: one per layer. They share two buffers alternately.
 model+=(--num-layers 4 --make-vocab-size-divisible-by 32)
 run=(--train-iters 6 --ddp-bucket-size 1 --eval-interval 3 --save-interval 6 --log-interval 2
     --hidden-dropout 0.1 --verify-replicas-interval 2)
@@ -15,12 +16,12 @@ lossless=(--quantized-weights --weight-quantization-method lossless)
 gradients=(--quantized-gradients --gq-group-size-intra 128 --gq-group-size-inter 128 --hadamard-transform)
 all=(--data-parallel-sharding-strategy optim_grads_params)
 
-# bytes NAME: inter-node and intra-node bytes of all intervals.
+# bytes NAME: prints the sum of inter-node and intra-node bytes over all intervals.
 bytes() {
     { field "$1" inter_node_bytes interval; field "$1" intra_node_bytes interval; } |
         awk '{ sum += $2 } END { printf "%d", sum }'
 }
-# agree NP FLAGS...: compares runs with both weight formats.
+# agree NP FLAGS...: compares a run with lossless weights and one with bf16 weights.
 agree() {
     local np=$1 flags=("${run[@]}" --global-batch-size $((2 * $1)) "${@:2}")
     rm -rf "$work"/{bf16,coded}.saved
@@ -89,9 +90,9 @@ takes_turns() {
     done
     same_shards "$work/whole.saved" "${turns[0]}" 6 4
 }
-check "lossless, bf16 and lossless again from one checkpoint" takes_turns
+check "a lossless run resumes with bf16 weights and then with lossless ones" takes_turns
 
-killed_and_resumed() { # FLAGS..., runs after takes_turns
+killed_and_resumed() { # FLAGS...; needs the runs of takes_turns
     local flags=("${run[@]}" --gpus-per-node 2 --save-interval 2 "${lossless[@]}"
         --save "$work/killed.saved" "$@")
     rm -rf "$work/killed.saved"
@@ -105,8 +106,8 @@ check "kill -9, resumed bitwise" killed_and_resumed
 check "kill -9 with sharded weights and the optimizer on the host" killed_and_resumed "${all[@]}" \
     --optimizer-cpu-offload
 
-# Corruption. The decoder detects invalid headers and a base that differs from the sender's; only a
-# checksum detects every flipped bit.
+# Corruption. The decoder detects invalid headers and a receiver whose previous weights differ from
+# the sender's. Only a checksum detects every flipped bit.
 finds() { # TEXT FAULT FLAGS...
     SDP4BIT_FAULT=$2 train 2 "${run[@]}" --gpus-per-node 1 --grad-reduce-in-bf16 "${lossless[@]}" \
         --verify-replicas-interval 100 "${@:3}"
@@ -118,7 +119,7 @@ check "a replica that differs" finds "the two ranks' weights were not equal befo
 check "checksums detect the corruption" finds \
     "weights between nodes, bucket 0: it was corrupted in transit" \
     message:1:3:5:0 --verify-wire
-check "the same inside a node" finds "weights inside the node, bucket 0: it is corrupt" message:1:3:5:0 \
+check "checksums detect corruption inside a node" finds "weights inside the node, bucket 0: it is corrupt" message:1:3:5:0 \
     --gpus-per-node 2
 
 check "weights sharded across all ranks are refused" refused 2 \

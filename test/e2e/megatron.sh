@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# convert_checkpoint --from-megatron: imports checkpoints saved by megatron-core and torch, and the
-# trainer resumes from them. Inputs that cannot be imported cause one error line and leave no
-# output. test/unit/convert/test_megatron.c compares the elements.
+# convert_checkpoint --from-megatron: imports checkpoints saved by megatron-core and torch, from
+# which the trainer then resumes. Inputs that cannot be imported cause one error line and leave no
+# output. test/unit/convert/test_megatron.c compares the values of the tensors.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 mock=(--mock-data --bf16 --use-distributed-optimizer --micro-batch-size 2 --global-batch-size 4 --lr 1e-3
@@ -10,16 +10,17 @@ for form in dist legacy; do tar -xzf "test/golden/megatron/$form.tar.gz" -C "$wo
 
 convert() { timeout -k 5 "$LIMIT" "$BUILD/convert_checkpoint" "$@" >"$work/out" 2>"$work/err" </dev/null; }
 
-# comes_in FORM NOTE: imports from the --save directory; NOTE is the line about master weights.
-comes_in() {
+# imports FORM NOTE: imports the checkpoint directory FORM. NOTE is the expected line about master
+# weights.
+imports() {
     convert --from-megatron "$work/$1" --save "$work/$1.run" || say "exit code $?: $(cat "$work/err")"
     grep -q "$2" "$work/err" && grep -q "from iteration 7 in 4 files" "$work/err" &&
         [ -s "$work/$1.run/model.args" ]
 }
-check "torch_dist" comes_in dist "Master weights are the optimizer's"
-check "one file per rank" comes_in legacy "Master weights are the model weights"
+check "the torch_dist format" imports dist "Master weights are the optimizer's"
+check "the legacy format with one file per rank" imports legacy "Master weights are the model weights"
 
-# continues FORM RANKS FLAGS...: trains three iterations with finite losses.
+# continues FORM RANKS FLAGS...: trains three iterations and checks that losses are finite.
 continues() {
     local form=$1 ranks=$2
     shift 2
@@ -33,12 +34,12 @@ check "the same with another layout" continues dist 2 --finetune --tensor-model-
 check "training continues from one file per rank" continues legacy 2 --finetune \
     --pipeline-model-parallel-size 2
 
-# no_convert CODE TEXT FLAGS...: one error line, and no directory "none".
+# no_convert CODE TEXT FLAGS...: checks that there is one error line and no output.
 no_convert() {
     local code=$1 text=$2
     shift 2
     convert "$@" --save "$work/none"
-    error_names "$code" "$text" $? && { [ ! -e "$work/none" ] || { why="files are left"; return 1; }; }
+    error_names "$code" "$text" $? && { [ ! -e "$work/none" ] || { why="output was left"; return 1; }; }
 }
 taken() {
     convert --from-megatron "$work/dist" --save "$work/legacy.run"

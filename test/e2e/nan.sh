@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Non-finite losses and gradients: exit code 4 and one error line, or with --on-nan skip a skipped
-# step that leaves the weights unchanged. They are produced by an absurd learning rate: the first
-# step is finite and is applied, then the products with the resulting weights overflow.
+# step that leaves the weights unchanged. An absurd learning rate causes them: the first step is
+# finite and is applied, and in the second one matrix products overflow.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 6
@@ -15,7 +15,7 @@ aborts() { # NAME FLAGS...
     shift
     train 4 "${wild[@]}" --save "$work/$name" --save-interval 1 --log-jsonl "$work/$name.jsonl" "$@"
     error_names 4 "iteration 2 update: loss" $? || return 1
-    grep -q 'not finite.*lower --lr' "$work/err" || { say "no advice"; return 1; }
+    grep -q 'not finite.*lower --lr' "$work/err" || { say "no advice to lower --lr"; return 1; }
     [ "$(cat "$work/$name/latest_checkpointed_iteration.txt")" = 1 ] && [ ! -e "$work/$name/iter_0000002" ] ||
         { why="the bad step was saved"; return 1; }
 }
@@ -23,8 +23,8 @@ check "baseline: exit code 4" aborts baseline
 check "SDP4Bit: exit code 4" aborts sdp4bit "${paper[@]}"
 check "qW: exit code 4" aborts qw --quantized-weights --weight-quantization-method direct
 check "without clipping: exit code 4" aborts noclip --clip-grad 0
-# With both streams in one file on a busy machine, the error starts a new line after the log lines
-# that precede it.
+# If stdout and stderr go to one file, the error line must start on a new line, after the log lines
+# that were printed before it. This must hold on a busy machine too.
 one_file() {
     local round i jobs=()
     for round in 1 2 3; do
@@ -50,9 +50,9 @@ late() { # the step status is read one step late if nothing is logged or saved i
         return 1
 }
 check "without log lines in between: exit code 4" late
-# Only one rank sees the non-finite value: an exponent is corrupted after the gradients' last hop,
-# in the shard that only this rank owns. All ranks must follow its step status; otherwise its shard
-# would be corrupted or the replicas would diverge.
+# Only one rank sees the non-finite value: the fault corrupts an exponent in its gradient shard
+# after the last reduction. All ranks must use that rank's step status; otherwise its weights would
+# become non-finite or the replicas would diverge.
 one_rank() { # RANK FLAGS...
     local rank=$1 name=one$1$#
     shift
@@ -107,7 +107,7 @@ check "--on-nan skip, weights rounded to nearest" skips skip_nearest "${paper[@]
     --verify-replicas-interval 1
 check "--on-nan skip, several buckets" skips skip_buckets "${paper[@]}" --wq-group-size 128 \
     --ddp-bucket-size 1000
-counted() { # the run resumes with its counters
+counted() { # the checkpoint has the counters of skipped steps
     logged more 4 "${wild[@]}" --on-nan skip --train-iters 9 --lr-decay-iters 7 --log-interval 1 \
         --eval-iters 0 --load "$work/skip" --override-opt_param-scheduler || return 1
     [ "$(train_lines more | wc -l)" -eq 2 ] && [ "$(grep -c '"skipped":true' "$work/more.jsonl")" -eq 2 ] ||
@@ -117,16 +117,17 @@ counted() { # the run resumes with its counters
     [ -z "$why" ]
 }
 check "resumed after skipped steps" counted
-# The update itself rejects non-finite values regardless of the flags: the next step status ends the
-# run, and nothing is saved after the failed update.
-refused() { # RANKS NAME ITERATION FLAGS...: the last save is from the iteration before
+# An update that would produce non-finite weights ends the run with any flags. Its step status is
+# checked after the update, and nothing is saved in between.
+refused() { # RANKS NAME ITERATION FLAGS...: the last checkpoint precedes the failed ITERATION
     local ranks=$1 name=$2 iteration=$3 saved
     shift 3
     LIMIT=30 train "$ranks" --gpus-per-node $(((ranks + 1) / 2)) --save "$work/$name" --save-interval 1 \
         --eval-iters 0 "$@"
     error_names 4 "the update on rank" $? || return 1
-    grep -q 'not finite or exceed 8.5e37.*lower --lr' "$work/err" || { say "no advice"; return 1; }
-    [ "$(grep -c 'error: ' "$work/err")" -eq 1 ] || { say "not one line"; return 1; }
+    grep -q 'not finite or exceed 8.5e37.*lower --lr' "$work/err" ||
+       { say "no advice to lower --lr"; return 1; }
+    [ "$(grep -c 'error: ' "$work/err")" -eq 1 ] || { say "expected one error line"; return 1; }
     saved=$(cat "$work/$name/latest_checkpointed_iteration.txt" 2>/dev/null || echo 0)
     [ "$saved" = $((iteration - 1)) ] ||
         { why="iteration $saved was saved last, not $((iteration - 1))"; return 1; }
@@ -141,7 +142,7 @@ unchecked() {
     grep -q 'lm loss: nan' "$work/out" || { why="the loss is not shown as nan"; return 1; }
 }
 check "--no-check-for-nan-in-loss-and-grad logs nan, and the update rejects it" unchecked
-late_refusal() { # no save in between: a later step status, or the end of the run, names the step
+late_refusal() { # without saves the failed step is reported later, at the latest at the end of the run
     LIMIT=30 train 4 --gpus-per-node 2 "${high[@]}" "${paper[@]}" --eval-iters 0 --log-interval 1000
     error_names 4 "iteration 1 update: the update on rank" $? || return 1
     LIMIT=30 train 4 --gpus-per-node 2 "${high[@]}" "${paper[@]}" --eval-iters 0 --train-iters 1

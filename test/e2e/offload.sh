@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# --optimizer-cpu-offload: master weights and moments in host memory, AdamW on CPU cores. Runs with
-# and without it are identical in every log line and every checkpoint byte, including skipped steps,
-# rejected updates, flipped bits and background saves. Each loads the other's checkpoints.
-# test/e2e/sharding.sh combines it with sharded gradients and weights.
+# --optimizer-cpu-offload: master weights and moments are in host memory, and AdamW runs on CPU
+# cores. Runs with and without it have identical log lines and checkpoints, including after skipped
+# steps, rejected updates, flipped bits and background saves, and each loads the other's
+# checkpoints. test/e2e/sharding.sh combines the flag with sharded gradients and weights.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 12
@@ -13,7 +13,7 @@ several=("${paper[@]}" --wq-group-size 128 --ddp-bucket-size 1000)
 looks=(--log-params-norm --log-num-zeros-in-grad --log-quantization-error-interval 2
     --verify-replicas-interval 3)
 
-# same_everything A B: compares two runs' log lines (except times and memory) and checkpoints.
+# figures NAME: prints a run's log lines without times and memory.
 figures() {
     sed -E 's/"timing":\{[^}]*\}//; /^\{"kind":"(start|memory|timers|phases)"/d; s/"(load|save)":"[^"]*"//' \
         "$work/$1.jsonl"
@@ -76,7 +76,7 @@ check "an update rejected on the host ends the run: one rank" refuses 1
 check "an update rejected on the host ends the run: SDP4Bit" refuses 4 --gpus-per-node 2 "${several[@]}"
 
 # --- flipped bits ---
-no_majority() { # all ranks take the master weights, which are in host memory
+no_majority() { # so all ranks restore from the master weights in host memory
     local flags=(2 --gpus-per-node 1 "${several[@]}" --train-iters 8 --save-interval 8
         --verify-replicas-interval 1)
     SDP4BIT_FAULT=replica:1:5:1 without_and_with flipped "${flags[@]}" &&
@@ -86,7 +86,7 @@ no_majority() { # all ranks take the master weights, which are in host memory
 check "replicas are repaired from master weights on the host" no_majority
 
 # --- checkpoints ---
-loads() { # NAME FLAGS...: loads a checkpoint of a run without it, and of one with it
+loads() { # NAME FLAGS...: loads checkpoints of runs with and without the flag
     local name=$1
     shift
     logged "$name" 4 --gpus-per-node 2 "${several[@]}" --load "$work/sdp4bit.offload" \
@@ -95,7 +95,7 @@ loads() { # NAME FLAGS...: loads a checkpoint of a run without it, and of one wi
             --lr-decay-iters 12 "$@" &&
         same_training "$name" "$name.offload"
 }
-check "each resumes from the other's checkpoint" loads continues --train-iters 12
+check "runs with and without offload resume from each other's checkpoints" loads continues --train-iters 12
 check "--no-load-optim" loads no_optim --no-load-optim --train-iters 12
 check "--finetune" loads finetune --finetune --train-iters 3
 

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# A checkpoint of the first format version, written by commit c9f8404 (test/golden/checkpoint),
-# loads in this program. Saved again, its shards have the same bytes, and runs resumed from either
-# are bitwise identical.
+# test/golden/checkpoint has the first format version; commit c9f8404 wrote it. The program loads it
+# and saves it again with the same bytes in the shards. Runs resumed from either checkpoint are
+# bitwise identical.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 60 6
 golden=$PWD/test/golden/checkpoint info=$PWD/dev/checkpoint_info
-data=text_text_document # as the golden checkpoint's run had it
+data=text_text_document # a relative path, as in the manifest of the golden checkpoint
 cd "$work" || exit 1
 run=(2 --gpus-per-node 1 "${paper[@]}" --num-layers 1 --hidden-size 8 --num-attention-heads 1 --seq-length
     16 --max-position-embeddings 16
     --make-vocab-size-divisible-by 1 --wq-group-size 64 --gq-group-size-intra 64 --gq-group-size-inter 64 \
         --lr-decay-iters 6)
-# A shard's contents after the header, which contains the commit of the program.
+# Prints a shard without its header, because the header contains the program's commit.
 data_of() { tail -c +$(($(od -An -tu8 -N8 "$1") + 9)) "$1"; }
 saved_again() {
     local shard state='^"state": '
@@ -21,14 +21,14 @@ saved_again() {
         cmp -s <(data_of "$golden/$shard") <(data_of "again/$shard") || { why="$shard differs"; return 1; }
         [ "$(data_of "$golden/$shard" | wc -c)" -gt 20000 ] || { why="$shard is too small"; return 1; }
     done
-    # Counters introduced after that checkpoint are 0.
+    # Counters that the old format does not have are 0.
     [ "$(grep "$state" "$golden/iter_0000004/manifest.json")" = \
         "$(grep "$state" again/iter_0000004/manifest.json | sed 's/ *"met_at": *0,//')" ] ||
         { why="the counters differ"; return 1; }
 }
 check "loaded and saved again: the same bytes" saved_again
-# The shard headers, read by another program, agree with the manifest, also for tensors split by
-# columns.
+# An independent reader checks that shard headers agree with the manifest, including tensors that
+# are split by columns.
 headers() {
     "$info" again --slices >out 2>err && grep -q 'exp_avg_sq' out || { why=$(cat err); return 1; }
     "$info" "$golden" >out 2>err || { why=$(cat err); return 1; }
@@ -40,8 +40,8 @@ continues() { # NAME FOLDER
 from_either() {
     continues old "$golden" && continues new again && same_training old new && same_shards old new 6 2
 }
-check "resuming from the old one and from the new one: bitwise identical" from_either
-losses() { # losses of the old program; OpenBLAS may round differently on other CPUs
+check "runs resumed from the old and from the new checkpoint are bitwise identical" from_either
+losses() { # measured with the old program; OpenBLAS may round differently on other CPUs
     local found
     found=$(awk 'NR == FNR { wanted[FNR] = $1; next }
         { d = $1 - wanted[FNR]; if (d < 0) d = -d; if (d < 2e-3) n++ } END { print n }' \
@@ -49,7 +49,7 @@ losses() { # losses of the old program; OpenBLAS may round differently on other 
     [ "$found" = 2 ] || { why="losses $(field old loss | tr '\n' ' ')"; return 1; }
 }
 check "losses match the old program's" losses
-tampered() { # the checkpoint files are used: one flipped bit in a moment is detected
+tampered() { # shows that the shard is read: one flipped bit in a moment is detected
     cp -r "$golden" changed &&
         printf '\377' | dd of=changed/iter_0000004/mp_rank_00/shard_00000_of_00002.safetensors bs=1 \
         seek=9000 conv=notrunc status=none

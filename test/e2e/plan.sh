@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# --plan: parameter counts of the model configs, without ranks, data or vocabulary; memory, compared
-# with real runs; invalid input.
+# --plan: parameter counts of the model configs (without ranks, data or vocabulary), memory and
+# traffic compared with real runs, step-time estimates, tables in the documents, and invalid input.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 7
@@ -18,19 +18,19 @@ config() { # NAME PARAMETERS
 configs=("125m 125262336" "350m 355919872" "1.3b 1315819520" "2.7b 2651673600" "6.7b 6658596864" \
     "13b 12853626880" "18b 18444251136")
 for line in "${configs[@]}"; do
-    # shellcheck disable=SC2086 # two words
+    # shellcheck disable=SC2086 # split on purpose
     check "${line% *}: ${line#* } parameters" config $line
     # shellcheck disable=SC2086
     check "${line% *}: the same with SDP4Bit" config $line "${paper[@]}"
 done
-# Inter-node bytes of each node: the bf16 baseline and SDP4Bit.
+# Compares the inter-node bytes of SDP4Bit with the bf16 baseline.
 ratio() {
     local baseline quantized
     config "$1" "$2" --grad-reduce-in-bf16 || return 1
     baseline=$(awk '/between nodes, out of each node/ { print $7 }' "$work/out")
     config "$1" "$2" "${paper[@]}" || return 1
     quantized=$(awk '/between nodes, out of each node/ { print $7 }' "$work/out")
-    # 4 bits with scales per 128 (gradients) and 2048 (weights) instead of 16 and 16.
+    # 4 bits, plus a scale per 128 gradients or 2048 weights, replace 16 bits.
     awk -v b="$baseline" -v q="$quantized" \
         'BEGIN { r = b / q; exit !(r > 3.5 && r <= 32 / (4 + 32 / 128 + 4 + 32 / 2048)) }' ||
         { why="$baseline bytes against $quantized"; return 1; }
@@ -40,10 +40,10 @@ check "18b: at least 3.5 times fewer bytes between nodes" ratio 18b 18444251136
 
 larger=(--num-layers 4 --hidden-size 128)
 check "memory of one rank" memory_as_planned 1 "${larger[@]}"
-check "memory of a baseline, 2 x 2" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2
+check "memory of the baseline, 2 x 2" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2
 check "memory of SDP4Bit, 2 x 2" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}"
-# The plan assumes that ranks of a node can read each other's messages, which is the default. CPU
-# ranks do not need this, and say so if it is requested.
+# By default, the plan assumes that ranks of a node copy from each other's GPU memory. CPU ranks do
+# not need peer copies and say so if they are requested.
 copies() {
     memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" --node-exchange copies || return 1
     grep -q 'WARNING: --node-exchange copies has no effect: CPU ranks send everything through MPI' \
@@ -78,8 +78,8 @@ under_mpirun() {
 }
 check "--plan under mpirun prints one plan" under_mpirun
 
-# The summary at the end: GiB by purpose, which GPUs hold it, what leaves a node.
-summary() { # CONFIG RANKS RANKS_PER_NODE FLAGS...: leaves the summary in $work/summary
+# The summary at the end of --plan: GiB by purpose, GPUs with enough memory, inter-node bytes.
+summary() { # CONFIG RANKS RANKS_PER_NODE FLAGS...: writes the summary to $work/summary
     "$BUILD/train_gpt_cpu" "@configs/gpt_$1.args" --plan --plan-world-size "$2" --gpus-per-node "$3" \
         "${@:4}" \
         >"$work/out" 2>"$work/err" </dev/null || { say "--plan failed"; return 1; }
@@ -90,7 +90,7 @@ tells() { grep -qE -- "$1" "$work/summary" ||
     { why="no '$1' in: $(tr '\n' ';' <"$work/summary")"; return 1; }; }
 does_not_tell() { ! grep -qiE -- "$1" "$work/out" ||
     { why="it says '$(grep -iE -- "$1" "$work/out" | head -n 1)'"; return 1; }; }
-gib_add_up() { # the purposes' GiB are the sum, which is the total in bytes
+gib_add_up() { # the GiB of all purposes add up to the total, which matches the total in bytes
     summary 1.3b 16 8 "${paper[@]}" || return 1
     awk '$1 == "total" && !bytes { bytes = $2 } /^summary$/ { inside = 1 } /^  a GPU/ { inside = 0 }
         inside && /^    all / { all = $2 }
@@ -105,7 +105,7 @@ check "the summary's GiB add up to the total" gib_add_up
 largest() { # GB: the largest --micro-batch-size that fits, according to the summary
     sed -nE "s/^  a GPU of +$1 GB .*: fits.* up to --micro-batch-size ([0-9]+).*/\1/p" "$work/summary"
 }
-largest_fits() { # and one more does not fit
+largest_fits() { # the suggested micro-batch size fits, and one more does not
     local gb=$1 most
     summary 1.3b 16 8 "${paper[@]}" || return 1
     most=$(largest "$gb")
@@ -118,8 +118,8 @@ largest_fits() { # and one more does not fit
 }
 check "the largest micro-batch that fits 80 GB" largest_fits 80
 check "the largest micro-batch that fits 141 GB" largest_fits 141
-# docs/memory.md lists figures of the GPU program. The CPU program needs less workspace, so its
-# figures are equal or slightly larger.
+# docs/memory.md lists micro-batch sizes for the GPU program. The CPU program needs less workspace,
+# so its micro-batch sizes are equal or slightly larger.
 table_row() { # CONFIG: the micro-batches on eight GPUs of 80 and 141 GB, from docs/memory.md
     awk -F ' *[|] *' -v model="${1^^}" \
         '$2 == model && NF == 6 && $4 ~ /^[-0-9]+, [-0-9]+$/ { gsub("-", "0", $4); sub(",", "", $4); print $4 }' docs/memory.md
@@ -135,7 +135,7 @@ table_is_true() {
     done
 }
 check "docs/memory.md: table of what fits" table_is_true
-# NAME COLUMN: the same for the table of model-parallel configurations.
+# cell NAME COLUMN: prints an entry of the table of model-parallel configurations.
 cell() { awk -F ' *[|] *' -v model="${1^^}" -v column="$2" \
     '$2 == model && NF == 8 { gsub("-", "0"); sub(",", "", $column); print $column }' docs/memory.md; }
 parts_table_is_true() {
@@ -155,7 +155,8 @@ parts_table_is_true() {
     done
 }
 check "docs/memory.md: table of model-parallel configurations" parts_table_is_true
-# The rows "MODEL, GPUS" of docs/memory.md: what fits with each strategy, and host memory per node.
+# Checks the rows "MODEL, GPUS" of docs/memory.md: the micro-batch sizes that fit with each
+# strategy, and host memory per node.
 strategies_table_is_true() {
     local row name ranks column said now gb rows=0 params=optim_grads_params
     local strategies=(optim optim_grads "$params" "$params --optimizer-cpu-offload")
@@ -164,7 +165,7 @@ strategies_table_is_true() {
         ranks=8
         [[ $row != *"two hosts"* ]] || ranks=16
         for column in 0 1 2 3; do
-            # shellcheck disable=SC2086 # words
+            # shellcheck disable=SC2086 # split on purpose
             summary "${name,,}" $ranks 8 @configs/sdp4bit.args --recompute-granularity full \
                 --micro-batch-size 1 --data-parallel-sharding-strategy ${strategies[column]} || return 1
             now=$(for gb in 80 141; do largest $gb | grep . || echo -; done | paste -s -d ' ')
@@ -181,8 +182,8 @@ strategies_table_is_true() {
     done < <(grep -E '^\| [0-9.]+B, (eight|two hosts of eight) \|' docs/memory.md)
     [ $rows = 5 ] || { why="$rows rows"; return 1; }
 }
-check "docs/memory.md's table of sharding strategies" strategies_table_is_true
-a_strategy_is_named() { # 18B on eight 80 GB GPUs fits with one strategy only, and with no other setting
+check "docs/memory.md: table of sharding strategies" strategies_table_is_true
+a_strategy_is_named() { # 18B fits on eight 80 GB GPUs only with one strategy
     summary 18b 8 8 "${paper[@]}" --micro-batch-size 1 &&
         tells '^    no setting fits.*; try --data-parallel-sharding-strategy optim_grads_params, --opt' &&
         tells '^    --data-parallel-sharding-strategy optim_grads_params with --recompute-.* fits, up to .* 17$'
@@ -193,8 +194,9 @@ too_large() {
     tells '^  a GPU of  80 GB .*: does not fit' && tells '^    no setting fits'
 }
 check "18b does not fit 80 GB" too_large
-# GB out of a node: rows "NAME  GB". Bits per value of the paper's presets: 32 + 16, 16 + 16, and 4
-# + 4 with scales; half of a node's gradients leave two nodes.
+# Rows "NAME  GB" of the traffic that leaves a node. Bits per value for gradients + weights are 32 +
+# 16 and 16 + 16 for the baselines, and 4 + 4 and scales for SDP4Bit. With two nodes, half of a
+# node's gradients leave it.
 gigabytes() { sed -nE "s/^    $1 +([0-9.]+).*/\1/p" "$work/summary"; }
 side_by_side() {
     local fp32 bf16 sdp4bit own
@@ -213,7 +215,7 @@ side_by_side() {
 }
 check "table of inter-node bytes, SDP4Bit run" side_by_side "${paper[@]}"
 check "table of inter-node bytes, baseline run" side_by_side
-one_node() { # 4 bits cross between nodes only
+one_node() { # 4-bit gradients are used between nodes only
     summary 1.3b 8 8 "${paper[@]}" || return 1
     tells 'no traffic between nodes' && tells '8 bits' && does_not_tell 'between nodes: int4' &&
         [ -z "$(gigabytes 'SDP4Bit')" ]
@@ -229,7 +231,7 @@ two_nodes_of_one() {
     tells 'SDP4Bit' && does_not_tell 'inside a node: int8'
 }
 check "nodes of one rank: no intra-node traffic" two_nodes_of_one
-preset_file() { # configs/sdp4bit.args matches the paper's preset
+preset_file() {
     local flag value
     summary 1.3b 16 8 "${paper[@]}" && cp "$work/out" "$work/flags" || return 1
     summary 1.3b 16 8 @configs/sdp4bit.args || return 1
@@ -246,8 +248,8 @@ preset_file() { # configs/sdp4bit.args matches the paper's preset
 check "configs/sdp4bit.args matches the scripts' preset" preset_file
 
 # ---- model parallelism -------------------------------------------------------------------------
-# Parameter counts of the paper: per rank of each stage, and of the whole model, whose vocabulary is
-# padded to a multiple of 128 x T.
+# Parameter counts of the paper's models, whose vocabulary is padded to a multiple of 128 x T: WHOLE
+# of the model, and COUNT per rank of each stage.
 parts() { # CONFIG T P ROWS WHOLE COUNT...
     local counts started=${EPOCHREALTIME/./}
     summary "$1" 128 8 --tensor-model-parallel-size "$2" --pipeline-model-parallel-size "$3" || return 1
@@ -268,14 +270,14 @@ flops() { # Megatron-LM's FLOPs, with the vocabulary padded for T
         awk '$1 == "FLOPs" { exit !($4 / 16 > 1.681479e14 && $4 / 16 < 1.681481e14) }' "$work/out" || say "other FLOPs"
 }
 check "FLOPs with a vocabulary padded for 8 ranks" flops
-middle_stages() { # consecutive equal stages are listed as one row
+middle_stages() { # consecutive stages with equal sizes share a row
     summary 13b 128 8 --pipeline-model-parallel-size 8 &&
         grep -qE '^  stage  1 to  6, 5 layers: 1573196800 parameters, [0-9.]+ GiB per rank$' "$work/out" &&
-        [ "$(awk '$1 == "parameters" { print $2 }' "$work/out")" = 12853626880 ] || say "no such stages"
+        [ "$(awk '$1 == "parameters" { print $2 }' "$work/out")" = 12853626880 ] || say "the stages' row is wrong"
 }
 check "13b, eight stages" middle_stages
-# 2 bytes for each of 2048 x 5120 values, between the 8 ranks of each of two stages; 4 bytes per
-# embedding value of a rank.
+# Each rank of a stage sends 2048 x 5120 bf16 activations, and the fp32 gradient of its part of the
+# tied embedding.
 pipeline_bytes() {
     summary 13b 128 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 "$@" || return 1
     grep -qE '^  to a neighboring stage +20971520  each way$' "$work/out" &&
@@ -283,23 +285,23 @@ pipeline_bytes() {
     tells "^    pipeline +0.17$" && tells "^    tied embedding +2.08$"
 }
 check "bytes between two stages" pipeline_bytes
-# 32 layers with 4 all-reduces each, plus embedding and LM head. An all-reduce sends 3/4 of 2 x 2048
-# x 4096 bytes in each direction. 12 bytes of logits per token go to each of 3 ranks.
+# 32 layers have 4 all-reduces each; embedding and LM head add more. An all-reduce sends 3/4 of
+# 2 x 2048 x 4096 bytes in each direction. The loss sends 12 bytes per token to each of 3 ranks.
 tensor_bytes() {
     summary 6.7b 128 8 --tensor-model-parallel-size 4 --micro-batch-size 1 &&
         grep -qE "^  tensor parallelism +$((130 * 2 * 3 / 4 * 2 * 2048 * 4096 + 12 * 3 * 2048))\$" "$work/out" &&
         does_not_tell '^    tensor parallelism' || say "other bytes"
 }
 check "bytes between tensor-parallel ranks" tensor_bytes
-across_nodes() { # a group of 8 over two nodes: 4 of the 7 peers of a rank are on the other node
+across_nodes() { # 4 of a rank's 7 peers are on the other node
     summary 6.7b 128 4 --tensor-model-parallel-size 8 --micro-batch-size 1 --global-batch-size 16 || return 1
     tells "^    tensor parallelism +$(awk 'BEGIN { printf "%.2f",
         (130 * 2 * 7 / 8 * 2 * 2048 * 4096 + 12 * 7 * 2048) * 4 / 7 * 4 / 1e9 }')\$" &&
         tells 'needs fast links; --tensor-model-parallel-size 4 keeps it inside a node'
 }
 check "a tensor-parallel group over two nodes" across_nodes
-# The 8 ranks of a node hold one copy of the model: 6 bytes per parameter, 15/16 of which leave the
-# node.
+# The 8 ranks of a node hold one copy of the model. fp32 gradients and bf16 weights are 6 bytes per
+# parameter; with 16 nodes, 15/16 of them leave the node.
 node_of_a_group() {
     summary 13b 128 8 --tensor-model-parallel-size 8 || return 1
     awk -v said="$(gigabytes 'fp32 gradients, bf16 weights')" -v run="$(gigabytes 'this run')" \
@@ -312,7 +314,8 @@ check "memory of tensor-parallel ranks" memory_as_planned 4 "${larger[@]}" --gpu
     --tensor-model-parallel-size 2 --make-vocab-size-divisible-by 8
 check "memory with sequence parallelism" memory_as_planned 4 "${larger[@]}" --tensor-model-parallel-size 4 \
     --sequence-parallel
-# The first of two stages needs more memory than the last, because the LM head is small here.
+# The plan shows the stage that needs the most memory. Here it is the first one, because the LM head
+# is small.
 check "memory of a stage" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 \
     --pipeline-model-parallel-size 2 --max-position-embeddings 512 --tensor-model-parallel-size 2
 sequence_saves() {
@@ -321,18 +324,19 @@ sequence_saves() {
     without=$(gigabytes activations)
     summary 13b 128 8 --tensor-model-parallel-size 8 --sequence-parallel || return 1
     with=$(gigabytes activations)
-    # 4 h + (3 h + h + 8 h) / 8 per token and layer, compared with a full eighth
+    # Activations per token and layer: 4 h + (3 h + h + 8 h) / 8 without sequence parallelism, and
+    # an eighth of 16 h with it.
     awk -v a="$without" -v b="$with" 'BEGIN { r = b / a * 5.5 / 2; exit !(r > 0.97 && r < 1.03) }' ||
         { why="$with GiB instead of $without"; return 1; }
 }
 check "sequence parallelism needs less memory" sequence_saves
-# The planned model-parallel bytes equal what a run counts over all ranks.
+# The planned model-parallel bytes equal the sum of the bytes that all ranks of a run count.
 parts_sent() { # NP FLAGS...
     local np=$1 said sent
     ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size "$np" "${@:2}" ||
         { say "--plan failed"; return 1; }
-    # Two micro-batches per step. With two stages, one sends forward and the other backward.
-    # Interleaved stages have 2 x chunks - 1 boundaries.
+    # A step has two micro-batches. With two stages, one rank sends activations and the other
+    # gradients. Interleaved stages have 2 x chunks - 1 boundaries.
     said=$(awk -v np="$np" '/^  tensor parallelism / { sum += 2 * $NF }
         /^  to a neighboring stage/ { sum += 2 * $5 * (/times$/ ? 2 * $(NF - 1) - 1 : 1) }
         /^  gradients of LayerNorms/ || /^  gradients of the tied embedding/ { sum += /tied/ ? $6 : $NF }
@@ -359,7 +363,7 @@ check "bytes of interleaved stages" chunks_sent
 check "memory of interleaved stages" memory_as_planned 2 "${larger[@]}" \
     --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --max-position-embeddings 512
 
-# Step time over a network, by preset, and the recommended preset.
+# Estimated step times for each preset over a network, and the recommended preset.
 takes() { # PRESET FLAGS...
     "$BUILD/train_gpt_cpu" @configs/gpt_125m.args --plan --plan-world-size 16 --gpus-per-node 8 "${@:2}" \
         >"$work/out" 2>"$work/err" </dev/null || { say "--plan failed"; return 1; }
@@ -368,7 +372,7 @@ takes() { # PRESET FLAGS...
 }
 check "--plan-network: local steps for a slow network" takes local --plan-network 1
 check "--plan-network: no quantization for a fast network" takes baseline --plan-network 100000
-own_row() { # the run's own row, whose bytes --plan prints, matches the row of its preset
+own_row() { # the row of the run's flags equals the row of the preset with these flags
     takes eden-lossless --plan-network 5 @configs/sdp4bit.args --plan-step-ms 120 || return 1
     awk '$1 == "sdp4bit" { preset = $2 " " $3 } /^  this run +[0-9.]+ +[0-9.]+ / { run = $3 " " $4 }
         /out of each node +[0-9]/ { sent = $7 / 1e9 }
@@ -385,8 +389,9 @@ presets_table_is_true() { # WHAT PAGE
 }
 check "the table of presets by network" presets_table_is_true users docs/how_it_works.md
 check "the table of growing clusters" presets_table_is_true scale dev/bench/README.md
-check "the table that is compared with the paper's" presets_table_is_true paper dev/bench/README.md
-# Every measured point, then the readers' table and the sentence in docs/how_it_works.md.
+check "the table that the README compares with the paper" presets_table_is_true paper dev/bench/README.md
+# Compares computed and measured step times with the tables in dev/bench/README.md and with
+# docs/how_it_works.md.
 measured_is_true() {
     local results=dev/bench/results
     BUILD=$BUILD dev/bench/presets_table check \
@@ -405,10 +410,10 @@ picture_is_true() {
         cmp "$work/picture.svg" docs/where_it_pays.svg
 }
 check "the plot of where SDP4Bit pays off" picture_is_true
-passes_ms() { # FLAGS...: of a step, by --plan-network
+passes_ms() { # FLAGS...: forward and backward time of a step, computed by --plan-network
     takes baseline --plan-network 100000 "$@" && sed -n 's/^  forward and backward take \([0-9.]*\) ms.*/\1/p' "$work/out"
 }
-gpus_differ() { # matrix products take 3.17 times as long on an A100 as on an H200, memory access 2.35 times
+gpus_differ() { # A100 to H200: 3.17 times as long for matrix products, 2.35 times for memory access
     local slow fast given said
     slow=$(passes_ms --plan-gpu A100) fast=$(passes_ms)
     said=$(sed -n 's/^  forward and backward take .* ms per step: \([0-9.]*\) TFLOP.*(--plan-gpu)$/\1/p' "$work/out")
@@ -418,8 +423,8 @@ gpus_differ() { # matrix products take 3.17 times as long on an A100 as on an H2
         { why="$slow $fast $given"; return 1; }
 }
 check "--plan-gpu, and flags that replace it" gpus_differ
-# Forward and backward times of H200s as in dev/bench/results/comm_2gpu.json, comm_4gpu.json and
-# single_gpu.json, the last without AdamW and the norm.
+# Forward and backward times of H200s match the measurements in dev/bench/results: comm_2gpu.json,
+# comm_4gpu.json, and single_gpu.json without its times for AdamW and the norm.
 passes_are_true() {
     local config rows measured got
     while read -r config rows measured; do
@@ -438,8 +443,8 @@ passes_are_true() {
 1.3b 1 35.7
 END
 }
-check "--plan-gpu: forward and backward times as measured" passes_are_true
-preset_must_fit() { # local steps keep all master weights on a node of one GPU: 92 GiB, but an H100 has 77
+check "--plan-gpu: forward and backward times match measurements" passes_are_true
+preset_must_fit() { # local steps on nodes of one GPU need 92 GiB, but an H100 has 77
     "$BUILD/train_gpt_cpu" @configs/gpt_2.7b.args --plan --plan-world-size 2 --gpus-per-node 1 \
         --micro-batch-size 4 --plan-network 1 --plan-gpu "$1" >"$work/out" 2>"$work/err" </dev/null ||
         { say "--plan failed"; return 1; }
@@ -458,7 +463,7 @@ a_burst_helps() { # 100 MB at 10 Gb/s are 80 ms
     awk -v ms="$ms" 'BEGIN { split(ms, m, " "); off = m[1] - m[2]; exit !(off > 79 && off < 161) }' || { why=$ms; return 1; }
 }
 check "--plan-network-burst" a_burst_helps eden-lossless
-bits_count() { # inter-node bytes by bits per weight: 62 M of the 124 M matrix elements are sent
+bits_count() { # changes inter-node bytes: 62 M of 124 M matrix elements are sent
     local sent=''
     for bits in 1 2 3; do
         takes "$1" --plan-network 10 --plan-lossless-bits $bits || return 1
@@ -470,9 +475,9 @@ bits_count() { # inter-node bytes by bits per weight: 62 M of the 124 M matrix e
         exit !(a > 0.006 && a - b < 0.0021 && b - a < 0.0021 && s[4] == s[3]) }' || { why=$sent; return 1; }
 }
 check "--plan-lossless-bits" bits_count eden-lossless
-# Prints a column of a row of the table in $work/out.
+# of_row ROW COLUMN: prints an entry of the table in $work/out.
 of_row() { sed -n "s/^  $1   *//p" "$work/out" | awk -v column="$2" '{ print $column }'; }
-exposed_and_tokens() { # 256 sequences of 2048; without communication, two nodes are as fast as one
+exposed_and_tokens() { # a step has 256 sequences of 2048 tokens
     local far near
     takes eden-lossless --plan-network 10 && far=$(of_row baseline 2) exposed=$(of_row baseline 3) \
         tokens=$(of_row baseline 4) && takes baseline --plan-network 1e6 --plan-network-inside 1e6 &&
@@ -483,7 +488,8 @@ exposed_and_tokens() { # 256 sequences of 2048; without communication, two nodes
         { why="$far and $near ms, $exposed exposed, $tokens tokens/s"; return 1; }
 }
 check "--plan-network: exposed communication and tokens/s" exposed_and_tokens
-# A step of one rank on a host with 16 cores: dev/bench/results/strategies_1gpu.json.
+# The computed step of one rank on a host with 16 cores matches
+# dev/bench/results/strategies_1gpu.json.
 offload_is_true() {
     "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args --plan --plan-world-size 1 --micro-batch-size 8 \
         --global-batch-size 8 --plan-network 1 --plan-step-ms 241.9 --optimizer-cpu-offload \
@@ -493,22 +499,23 @@ offload_is_true() {
         awk -v run="$(of_row "this run" 2)" -v strategy="$(of_row "optim_grads_params, offload" 1)" \
             'BEGIN { exit !(run == strategy && run > 0.9 * 684 && run < 1.1 * 684) }'
 }
-check "--plan-network: offloading as measured, and invalid combinations" offload_is_true
-strategies_compared() { # two nodes of eight, two micro-batches: each is reduced; weights stay inside the node
+check "--plan-network: offloading matches measurements, and invalid combinations" offload_is_true
+strategies_compared() { # with two micro-batches, optim_grads reduces gradients twice per step
     local optim grads params
     takes eden-lossless --plan-network 10 && optim=$(of_row optim 1) grads=$(of_row optim_grads 1) \
         params=$(of_row optim_grads_params 1) || return 1
     [ "$optim" = "$(of_row "this run" 2)" ] && awk -v optim="$optim" -v grads="$grads" -v params="$params" \
         'BEGIN { exit !(grads > 1.2 * optim && params >= grads) }' || { why="$optim, $grads, $params ms"; return 1; }
-    # Weights sharded across nodes exclude local steps, and 4-bit weights need one more flag.
+    # If weights are sharded across all ranks, local steps are marked as incompatible, and the
+    # command for the eden preset includes the additional flag that it needs.
     takes eden --plan-network 10 --data-parallel-sharding-strategy optim_grads_params \
         --shard-params-over world && grep -q "^  local  *incompatible with this run's flags" "$work/out" &&
         grep -q "^  take PRESET=eden: @configs/eden.args --weight-quantization-method direct$" "$work/out"
 }
 check "--plan-network: strategies compared" strategies_compared
-# Two stages on one node each. A rank has a quarter of 10 Gb/s. Its 8 micro-batches of 4 x 2048 x
-# 768 bf16 values take 40.3 ms in each direction, and the tied embedding's gradient, 50304 x 768
-# fp32 values, 494 ms.
+# Two stages, each on its own node with 10 Gb/s for four ranks. Per rank and direction:
+#   activations   8 micro-batches of 4 x 2048 x 768 bf16 values, 40.3 ms each
+#   embedding     gradient of 50304 x 768 fp32 values, 494 ms
 pipeline_waits() {
     local common=(--gpus-per-node 4 --plan-world-size 8 --pipeline-model-parallel-size 2 --micro-batch-size 4
         --global-batch-size 128 --plan-network 10)
@@ -523,7 +530,7 @@ check "--plan-network: pipeline traffic" pipeline_waits
 six_layers=(--num-layers 6 --hidden-size 64 --num-attention-heads 4 --seq-length 64
     --max-position-embeddings 64 --micro-batch-size 2 --tokenizer-type Byte --bf16
     --use-distributed-optimizer)
-measures() { # a small model, whose first four layers are timed
+measures() { # --plan-measure times the first four layers of a small model
     local said
     "$BUILD/train_gpt_cpu" "${six_layers[@]}" --plan --plan-world-size 4 --gpus-per-node 2 --plan-network 1 \
         --plan-measure "$@" >"$work/out" 2>"$work/err" </dev/null ||

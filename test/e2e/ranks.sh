@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# N ranks match one rank if nothing is quantized: the same global batch on 1, 2 and 4 ranks and
-# every node layout, with several buckets and gradient accumulation. A different micro-batch size on
-# one rank also changes the order of summation, so the spread over micro-batch sizes serves as the
-# bound.
+# N ranks match one rank if nothing is quantized: the same global batch on 1, 2 and 4 ranks in every
+# node layout, with several buckets and gradient accumulation. Only the order of sums differs. The
+# micro-batch size on one rank also changes this order, so the bound is the spread of results over
+# micro-batch sizes.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 800 1
@@ -13,8 +13,8 @@ for size in 1 2 4 8; do
     check "one rank, micro-batches of $size" logged "one$size" 1 "${same[@]}" --micro-batch-size "$size"
 done
 
-# spread FIELD: prints "iteration deviation" over the micro-batch sizes, as a running maximum
-# (differences grow during training).
+# spread FIELD: prints "iteration deviation" over the micro-batch sizes. The deviation is a running
+# maximum, because differences grow during training.
 spread() {
     local size
     for size in 1 2 4 8; do field "one$size" "$1"; done |
@@ -25,7 +25,8 @@ spread() {
             if (high[i] - low[i] > most) most = high[i] - low[i]
             printf "%d %.9g\n", i, most } }'
 }
-# equal_to_one NAME FIELD [REFERENCE]: within twice the spread of one rank, plus two fp32 ulps.
+# equal_to_one NAME FIELD [REFERENCE]: checks that the run is within twice the spread of one rank,
+# plus two fp32 ulps.
 equal_to_one() {
     local reference=${3:-one2}
     spread "$2" >"$work/spread"
@@ -48,8 +49,8 @@ equal_to_one() {
     why="$2 $(cat "$work/result")"
     return "$rc"
 }
-# In the first iteration the weights are the same everywhere and only the order of a few sums
-# differs. This detects a missing 1/N, which AdamW would hide.
+# In the first iteration all runs have the same weights, so gradient norms must agree closely. This
+# detects a missing factor 1/N, to which AdamW's updates are insensitive.
 starts_equal() {
     local fields
     for fields in loss grad_norm; do
@@ -72,7 +73,7 @@ check "two nodes of 1" agrees n2x1 2 --gpus-per-node 1
 check "one node of 4" agrees n1x4 4 --gpus-per-node 4
 check "two nodes of 2" agrees n2x2 4 --gpus-per-node 2
 check "four nodes of 1" agrees n4x1 4 --gpus-per-node 1
-check "the real host's layout" agrees real 4
+check "node layout of the real host" agrees real 4
 check "no overlap" agrees serial 4 --gpus-per-node 2 --no-overlap
 
 several_buckets() {

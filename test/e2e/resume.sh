@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
-# N steps equal k steps, a save and N - k steps in a new process, bitwise, in the log and in the
-# final checkpoint. Also the other promises of --load and --save: another number of ranks,
-# fine-tuning, different schedules, batch size ramp-up, training lengths in samples.
+# A run that saves after k steps and resumes in a new process has the same log and final checkpoint,
+# bitwise, as an uninterrupted run. Also tests --load and --save with another number of ranks,
+# fine-tuning, different schedules, batch size ramp-up and training lengths in samples.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 4
 data=$work/text_text_document
 dropout=(--hidden-dropout 0.1 --attention-dropout 0.1)
 
-# DIR DIR ITERATION: compares all shards byte by byte; manifests differ in times, directory names
-# and library versions.
+# same_checkpoint DIR DIR ITERATION: compares all shards byte by byte. Manifests are not compared,
+# because times, directory names and library versions differ.
 same_checkpoint() {
     same_shards "$@" && [ "$(cat "$1/latest_checkpointed_iteration.txt")" = \
         "$(cat "$2/latest_checkpointed_iteration.txt")" ] || { why=${why:-trackers differ}; return 1; }
 }
-lines_match() { # KIND A B FROM: validation lines after an iteration
+lines_match() { # KIND A B FROM: compares log lines of this kind after iteration FROM
     grep "^{\"kind\":\"$1\"" "$work/$2.jsonl" | awk -v from="$4" \
         '{ split($0, p, /[:,]/); if (p[4] > from) print }' >"$work/left"
     grep "^{\"kind\":\"$1\"" "$work/$3.jsonl" >"$work/right"
     [ -s "$work/right" ] && cmp -s "$work/left" "$work/right" || { why="$1 lines differ"; return 1; }
 }
-# continues NAME FLAGS...: 16 iterations at once against 8, save, 8.
+# continues NAME FLAGS...: compares 16 iterations in one run with 8, a save and 8 more.
 continues() {
     local name=$1
     shift
@@ -55,13 +55,13 @@ at_eight() {
 }
 at_eight baseline load
 at_eight sdp4bit load4
-close_to() { # NAME REFERENCE PERCENT: mean loss of iterations 9 to 16
+close_to() { # NAME REFERENCE PERCENT: compares the mean losses of iterations 9 to 16
     awk -v a="$(mean_loss "$1" 9 16)" -v b="$(mean_loss "$2" 9 16)" -v p="$3" \
         'BEGIN { d = a / b - 1; exit !(a + 0 > 0 && d < p / 100 && d > -p / 100) }' ||
         { why="mean loss $(mean_loss "$1" 9 16), at the same size $(mean_loss "$2" 9 16)"; return 1; }
 }
-# NAME REFERENCE DIR NP PERCENT FLAGS...: the first step has the same weights and samples; later
-# ones round differently.
+# resize NAME REFERENCE DIR NP PERCENT FLAGS...: resumes with other ranks or flags. The first step
+# has the same weights and samples, so its loss must be equal; later steps round differently.
 resize() {
     local name=$1 reference=$2 folder=$3 np=$4 percent=$5
     shift 5
@@ -105,7 +105,7 @@ no_save_optim() {
     refused 6 "--no-load-optim" 4 "${half[@]}" --load "$work/light" &&
         logged light 4 "${half[@]}" --load "$work/light" --no-load-optim && [ "$(first_iteration light)" = 9 ]
 }
-check "--no-save-optim saves only weights, which load only as such" no_save_optim
+check "--no-save-optim saves only weights, which load only without optimizer state" no_save_optim
 
 # --- schedules ---
 check "another --lr is refused" refused 6 "schedule has lr 0.003" 4 "${half[@]}" --load "$work/load" --lr 1e-3
@@ -138,7 +138,7 @@ from_scratch() {
         grep -q 'WARNING: could not find the metadata file' "$work/out" && same_training baseline from_scratch
 }
 check "--load without a checkpoint starts from scratch" from_scratch
-only_logs() { # left by a run that died before its first checkpoint
+only_logs() { # of a run that ended before its first checkpoint
     mkdir -p "$work/young/tensorboard" &&
         touch "$work/young/run.log" "$work/young/tensorboard/events.out.tfevents.1"
     trains 2 --load "$work/young" --save "$work/young" --save-interval 100 --log-progress --train-iters 4 \
@@ -155,7 +155,7 @@ check "--load of a Hugging Face model is refused" another_program "holds a Huggi
     config.json model.safetensors
 check "--load of a Megatron-LM checkpoint is refused" another_program "holds a Megatron-LM checkpoint" \
     mp_rank_00/model_optim_rng.pt
-# The last save is final: loading it trains no further, and evaluates.
+# A run that loads its last checkpoint only evaluates.
 finished_evaluates() {
     logged finished 4 "${half[@]}" "${dropout[@]}" --load "$work/baseline" || return 1
     [ "$(train_lines finished | wc -l)" -eq 0 ] &&
@@ -178,8 +178,8 @@ ramped() { # NAME FLAGS...
 }
 rampup() {
     ramped ramp || return 1
-    # Two steps of 32 samples each: 8 while fewer than 32 are consumed, 16 below 64, then 24; 96
-    # samples are left for full batches.
+    # The batch size is 8 for the first 32 samples, 16 up to 64 samples, then 24. 96 samples remain
+    # for full batches.
     local sizes
     sizes=$(field ramp global_batch_size | awk '{ printf "%s ", $2 }')
     [ "$sizes" = "8 8 8 8 16 16 24 24 24 24 " ] &&

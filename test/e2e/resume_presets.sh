@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Kills runs at a random step, for the baselines and every preset of the paper, with and without
-# --async-save. The same command resumes from the last complete checkpoint, and its loss lines and
-# final checkpoint are byte-identical to an undisturbed run. LONG=1: 20 times per preset. Then
-# resuming with other ranks, nodes, groups, buckets, preset, batch size or data; the order of the
-# data stays the same.
+# Kills runs of the baselines and of every preset at a random step, with and without --async-save.
+# The same command resumes from the last complete checkpoint, and loss lines and final checkpoint
+# are byte-identical to an undisturbed run. LONG=1 repeats this 20 times per preset. Also resumes
+# with other ranks, nodes, groups, buckets, presets, batch sizes or data and checks that data
+# continue in the same order.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 9
@@ -11,18 +11,19 @@ make_shard other 400 10
 data=$work/text_text_document
 rounds=1
 [ "${LONG:-0}" = 1 ] && rounds=20
-# Long enough to be killed in between: saves every 7 iterations, the last one at the end.
+# Runs save every 7 iterations and at the end. They are long enough to be killed in between.
 last=60
 run=(--gpus-per-node 2 --train-iters "$last" --save-interval 7 --eval-interval 1000 --hidden-dropout 0.1
     --attention-dropout 0.1 --wq-group-size 128)
 
-# One line per iteration; after a resume the newest one counts.
+# stitched FILE...: prints one line per iteration, the newest one if an iteration was repeated.
 stitched() { cat "$@" | awk \
     '/^{"kind":"train"/ { split($0, p, /[:,]/); line[p[4] + 0] = $0; if (p[4] > most) most = p[4] }
      END { for (i = 1; i <= most; i++) print line[i] }'; }
-# killed_once NAME: starts the run, kills it at a random iteration and restarts it, which must
-# resume from the newest checkpoint. In the first round there is one. The first run never reaches
-# its end, because a late kill on a busy machine would miss it.
+# killed_once NAME: starts the run, kills it at a random iteration and restarts it. It must resume
+# from the newest checkpoint; in the first round the kill is late enough for one to exist.
+# SDP4BIT_FAULT makes a rank hang shortly before the end, so that the run cannot finish before a
+# late kill.
 killed_once() {
     local name=$1 at pid pids saved
     shift
@@ -37,11 +38,11 @@ killed_once() {
     saved=$(cat "$work/$name.saved/latest_checkpointed_iteration.txt" 2>/dev/null)
     [ "$round" -gt 0 ] || [ "${saved:-0}" -gt 0 ] ||
         { why="killed after iteration $at: nothing was saved"; return 1; }
-    # An incomplete line does not count.
+    # Ignores an incomplete line.
     sed -i -n '/}$/p' "$work/$name.first.jsonl"
     logged "$name.rest" 4 "${run[@]}" "$@" --save "$work/$name.saved" --load "$work/$name.saved" || return 1
-    # Killed between the renames of the first checkpoint's directory and of the tracker: the
-    # checkpoint is complete, and is found without a tracker.
+    # If the run was killed after the rename of the first checkpoint's directory and before the
+    # rename of the tracker, the checkpoint is complete and is found without a tracker.
     [ -n "$saved" ] || saved=$(sed -n \
         "s|^WARNING: $work/$name.saved/latest_checkpointed_iteration.txt is missing although there are checkpoints;.*|7|p" "$work/out")
     [ -z "$saved" ] || grep -q "successfully loaded checkpoint from $work/$name.saved at iteration $saved\$" \
@@ -86,14 +87,14 @@ check "EDEN, 2 bits, error feedback: kill -9, resumed bitwise" preset eden2_ef @
 check "local steps: kill -9, resumed bitwise" preset local @configs/local.args --wq-group-size 128 \
     --local-steps 5
 
-# --- changed settings: state is found by parameter name, and the data continue where they were ---
+# --- changed settings: state is found by parameter name, and the data continue ---
 half=(--gpus-per-node 2 --train-iters 16 --save-interval 8 --eval-interval 1000)
 sdp=("${tlq[@]}" --hadamard-transform --quantized-weights)
 whole() { logged whole 4 "${half[@]}" "${sdp[@]}" --save "$work/half"; }
 check "16 iterations of SDP4Bit" whole
 echo 8 >"$work/half/latest_checkpointed_iteration.txt"
-# changed NAME NP PERCENT FLAGS...: resumes at iteration 9 with the samples that the full run saw
-# there: the first loss is the same, later ones are close.
+# changed NAME NP PERCENT FLAGS...: resumes at iteration 9 with the same samples as the full run.
+# The first loss is the same; later ones are close.
 changed() {
     local name=$1 np=$2 percent=$3
     shift 3
@@ -110,7 +111,7 @@ check "other groups" changed groups 4 1 "${sdp[@]}" --gq-group-size-intra 512 --
 check "1 rank" changed one 1 1 "${sdp[@]}" --gpus-per-node 1
 check "2 ranks, other groups and buckets" changed two 2 1 "${sdp[@]}" --gpus-per-node 1 \
     --gq-group-size-intra 64 --ddp-bucket-size 1000 --verify-replicas-interval 1
-eight() { # more ranks than before; then back to four, which must restore everything
+eight() { # resumes on eight ranks, and their checkpoint on four again
     changed eight 4 1 "${sdp[@]}" --gpus-per-node 4 --global-batch-size 8 &&
         changed eight8 8 1 "${sdp[@]}" --gpus-per-node 4 --micro-batch-size 1
 }
@@ -119,7 +120,8 @@ check "SDP4Bit's checkpoint resumes as the baseline" changed to_baseline 4 1
 check "SDP4Bit's checkpoint resumes with direct weights and ULq" changed to_ulq 4 1 "${tlq[@]}" \
     --gradient-quantization-bits-intra 4 --quantized-weights --weight-quantization-method direct \
     --verify-replicas-interval 1
-# Changed and changed back: a checkpoint saved with other ranks and groups is complete.
+# A checkpoint saved with other ranks and groups has the complete state, so the original settings
+# resume from it.
 back_again() {
     local folder=$work/there
     cp -r "$work/half" "$folder" && rm -r "$folder/iter_0000016" &&
@@ -130,8 +132,8 @@ back_again() {
         { why="${why:-resumes with $(field back_again consumed_samples | head -n 1)}"; return 1; }
 }
 check "to 2 ranks, a save there, and back to 4" back_again
-# Megatron-LM's rules for another batch size: the schedule counts samples, so its length in
-# iterations changes. Both iteration and sample counters continue.
+# As in Megatron-LM, the schedule counts samples, so another batch size changes its length in
+# iterations. The counters of iterations and samples continue.
 larger_batch() { # FLAG
     logged "batch$1" 4 "${half[@]}" "${sdp[@]}" --load "$work/half" --global-batch-size 16 "$1" || return 1
     [ "$(field "batch$1" consumed_samples | tr '\n' ' ')" = \
@@ -139,7 +141,7 @@ larger_batch() { # FLAG
         { why="samples $(field "batch$1" consumed_samples | tr '\n' ' ')"; return 1; }
 }
 check "another batch size with --override-opt_param-scheduler" larger_batch --override-opt_param-scheduler
-adopted() { # the checkpoint's schedule in samples: two of its steps per new step
+adopted() { # a step with twice the batch size advances the checkpoint's schedule by two steps
     larger_batch --use-checkpoint-opt_param-scheduler &&
         [ "$(field batch--use-checkpoint-opt_param-scheduler lr | awk 'NR <= 4 { print $2 }')" = \
         "$(field whole lr | awk '$1 > 8 && $1 % 2 == 0 { print $2 }')" ] ||
@@ -155,7 +157,7 @@ other_data() {
         { why="no note, or $(field other_data consumed_samples | head -n 1)"; return 1; }
 }
 check "other data: reported, and the sample counter continues" other_data
-tuned() { # only the weights, with other data, schedule, length, batch size and number of ranks
+tuned() { # loads only weights; data, schedule, length, batch size and number of ranks differ
     logged tuned 2 "${half[@]}" --gpus-per-node 1 --load "$work/half" --finetune --data-path \
         "$work/other_text_document" --lr 1e-3 --global-batch-size 4 --train-iters 4 || return 1
     [ "$(field tuned consumed_samples | tr '\n' ' ')" = "1 4 2 8 3 12 4 16 " ] &&

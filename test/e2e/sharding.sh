@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Sharded gradients and weights, and the optimizer in host memory. Every strategy matches `optim`.
-# With one micro-batch per step this is bitwise: losses, norms, validation, samples, checkpoints.
-# Every run allocates and sends what --plan predicts. Then checkpoints across strategies, kills,
-# flipped bits, and model parallelism. LONG=1 tests every strategy with every preset and layout.
+# Sharded gradients and weights, and the optimizer in host memory. With one micro-batch per step,
+# every strategy is bitwise identical to `optim` in losses, norms, validation, text samples and
+# checkpoints. Every run allocates and sends what --plan predicts. Also tests checkpoints across
+# strategies, kills, flipped bits, and model parallelism. LONG=1 tests every strategy with every
+# preset and layout.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 11
 data=$work/text_text_document
 long() { [ "${LONG:-0}" = 1 ]; }
 
-# With small groups and buckets each of the four layers is a separate bucket, and the two buffer
-# slots hold half of them. With two layers per stage, a step after an evaluation would find both
-# layers there and send less than planned. Many positions make the first stage the largest, which
-# --plan reports.
+# Small groups and buckets make each of the four layers a separate bucket, and there are two buffer
+# slots. With only two layers per stage, both would still be in the slots after an evaluation, and
+# the next step would send less than planned. Many positions make the first stage the largest one,
+# whose memory --plan reports.
 model+=(--num-layers 4 --make-vocab-size-divisible-by 32)
 run=(--train-iters 6 --ddp-bucket-size 1 --eval-interval 3 --save-interval 6 --log-interval 2
     --hidden-dropout 0.1 --attention-dropout 0.1 --sample-prompt "the quick " --sample-tokens 8
@@ -21,8 +22,8 @@ sdp4bit=(--quantized-weights --wq-group-size 128 --wq-rounding stochastic --quan
     --gq-group-size-intra 128 --gq-group-size-inter 128 --hadamard-transform)
 direct=(--quantized-weights --weight-quantization-method direct --wq-group-size 128)
 
-# NAME: sets $strategy to the flags of a strategy. "grads+offload" is optim_grads with the optimizer
-# in host memory.
+# strategy_of NAME: sets $strategy to the flags of a strategy. "grads+offload" is optim_grads with
+# the optimizer in host memory.
 strategy_of() {
     local all=(--data-parallel-sharding-strategy optim_grads_params)
     case ${1%+offload} in
@@ -54,23 +55,24 @@ same_run() {
     cmp -s "$work/$1.sample" "$work/$2.sample" && [ -s "$work/$1.sample" ] ||
         { why="the text of $2 differs"; return 1; }
 }
-# told NAME NP FLAGS...: runs and keeps the checkpoint and the text sample.
-told() {
+# saved NAME NP FLAGS...: trains and keeps the checkpoint and the text sample.
+saved() {
     local name=$1
     rm -rf "$work/$name.saved"
     logged "$@" --save "$work/$name.saved" && sed -n '/^sample at/,$p' "$work/out" >"$work/$name.sample"
 }
-# trains_alike STRATEGIES NP PER_NODE FLAGS...: each strategy matches optim with one micro-batch per
-# step, and allocates and sends what is planned. Initial weights are sent unquantized: if forward
-# and backward gather quantized weights, the first step sends more.
+# trains_alike STRATEGIES NP PER_NODE FLAGS...: checks that each strategy matches optim with one
+# micro-batch per step, and allocates and sends what is planned. The first step sends more if later
+# steps gather quantized weights, because initial weights are not quantized.
 trains_alike() {
     local name np=$2 per_node=$3 words=$1 from
     shift 3
     local flags=("${run[@]}" --gpus-per-node "$per_node" --global-batch-size $((2 * np)) "$@")
-    told optim "$np" "${flags[@]}" || return 1
+    saved optim "$np" "${flags[@]}" || return 1
     for name in $words; do
         strategy_of "$name"
-        make_plan "$np" "${flags[@]}" "${strategy[@]}" && told "$name" "$np" "${flags[@]}" "${strategy[@]}" &&
+        make_plan "$np" "${flags[@]}" "${strategy[@]}" &&
+            saved "$name" "$np" "${flags[@]}" "${strategy[@]}" &&
             same_run optim "$name" && allocated_as_planned || { why="$name: $why"; return 1; }
         case $name in world* | second*) from=3 ;; *) from=1 ;; esac
         [ "$np" = 1 ] || sends_as_planned "$name" 1 $from 100 "$per_node" || { why="$name: $why"; return 1; }
@@ -88,8 +90,8 @@ check "SDP4Bit, 1 node of 4, full recomputation" trains_alike "$few" 4 4 "${sdp4
 check "one rank shards nothing" trains_alike "node optim+offload" 1 1 "${sdp4bit[@]}"
 check "fp32 gradients" trains_alike "$few $over_all" 4 2
 check "TLq and direct weights" trains_alike "grads node $over_all" 4 2 "${sdp4bit[@]:5}" "${direct[@]}"
-check "checksums" trains_alike "grads node" 4 2 "${sdp4bit[@]}" --verify-wire
-check "checksums, sharded across all ranks" trains_alike "$over_all" 4 2 "${direct[@]}" --verify-wire
+check "--verify-wire" trains_alike "grads node" 4 2 "${sdp4bit[@]}" --verify-wire
+check "--verify-wire, sharded across all ranks" trains_alike "$over_all" 4 2 "${direct[@]}" --verify-wire
 check "nothing sharded, 2 nodes of 2, checksums" trains_alike "none none+offload" 4 2 "${sdp4bit[@]:5}" \
     --verify-wire --error-feedback
 if long; then
@@ -123,13 +125,15 @@ if long; then
         --pipeline-model-parallel-size 2 --global-batch-size 4 --num-layers 8 --max-position-embeddings 512
 fi
 
-# Each of several micro-batches is quantized separately, so rounding differs from optim. Where
-# weights and optimizer are stored changes nothing else.
+# With several micro-batches, sharded gradients are quantized once per micro-batch, so losses differ
+# slightly from optim. Strategies that only store weights or optimizer elsewhere are still
+# identical.
 several_micro_batches() { # STRATEGIES NP FLAGS...
     local name np=$2 flags=("${run[@]}" --gpus-per-node 2 "${@:3}")
     for name in optim grads $1; do
         strategy_of "$name"
-        make_plan "$np" "${flags[@]}" "${strategy[@]}" && told "$name" "$np" "${flags[@]}" "${strategy[@]}" &&
+        make_plan "$np" "${flags[@]}" "${strategy[@]}" &&
+            saved "$name" "$np" "${flags[@]}" "${strategy[@]}" &&
             allocated_as_planned && sends_as_planned "$name" 1 3 100 || { why="$name: $why"; return 1; }
         case $name in optim | grads) continue ;; esac
         same_run grads "$name" || return 1
@@ -137,18 +141,18 @@ several_micro_batches() { # STRATEGIES NP FLAGS...
     paste -d ' ' <(field optim loss) <(field grads loss) | awk \
         '{ d = $2 / $4 - 1; n++; if (!(d < 5e-3 && d > -5e-3)) exit 1 } END { exit n != 6 }' ||
         { why="losses of grads are far from optim's"; return 1; }
-    ! same_training optim grads || { why="grads rounds where optim does"; return 1; }
+    ! same_training optim grads || { why="grads and optim are bitwise identical"; return 1; }
     why=
 }
 moved="node grads+offload node+offload"
 check "three micro-batches per step" several_micro_batches "$moved" 4 "${sdp4bit[@]}" --global-batch-size 24
-check "two, with ZeRO++ weights" several_micro_batches "$over_all" 4 "${sdp4bit[@]:5}" "${direct[@]}" \
+check "two micro-batches per step, weights sharded across all ranks" several_micro_batches "$over_all" 4 "${sdp4bit[@]:5}" "${direct[@]}" \
     --global-batch-size 16
 check "four micro-batches through two interleaved stages" several_micro_batches "$moved" 4 "${sdp4bit[@]}" \
     --global-batch-size 16 --num-layers 8 --pipeline-model-parallel-size 2 \
     --num-layers-per-virtual-pipeline-stage 2 --max-position-embeddings 512
 
-# Each strategy resumes bitwise from another one's checkpoint.
+# Each strategy resumes bitwise from another strategy's checkpoint.
 change=(--train-iters 12 --ddp-bucket-size 1 --eval-interval 100 --save-interval 2 --gpus-per-node 2
     --log-interval 2)
 strategies_take_turns() { # STRATEGIES FLAGS...: six strategies
@@ -170,7 +174,7 @@ check "strategies without quantized weights take turns" strategies_take_turns \
 check "strategies take turns on one checkpoint" strategies_take_turns \
     "optim node+offload grads node optim+offload grads+offload" "${sdp4bit[@]}"
 
-killed_and_resumed() { # STRATEGY FLAGS..., runs after strategies_take_turns with these flags
+killed_and_resumed() { # STRATEGY FLAGS...; needs a run of strategies_take_turns with these flags
     local change=("${change[@]}" "${@:2}" --save "$work/killed.saved")
     strategy_of "$1"
     rm -rf "$work/killed.saved"
@@ -183,23 +187,23 @@ killed_and_resumed() { # STRATEGY FLAGS..., runs after strategies_take_turns wit
 }
 check "kill -9, resumed bitwise" killed_and_resumed node+offload "${sdp4bit[@]}"
 if long; then
-    check "the same with sharding across all ranks" strategies_take_turns \
+    check "strategies that shard across all ranks take turns" strategies_take_turns \
         "world optim second node second+offload world" "${direct[@]}" "${sdp4bit[@]:5}"
     check "kill -9, resumed bitwise with ZeRO++" killed_and_resumed second "${direct[@]}" "${sdp4bit[@]:5}"
 fi
 
-# After a skipped step, a rank's weights (or the quantized weights that replace them if all ranks
-# shard) equal the previous step's.
+# After a skipped step the weights must not have changed. If weights are sharded
+# across all ranks, this applies to the stored quantized weights.
 skips_alike() { # STRATEGIES FLAGS...
     local name words=$1 flags=(4 "${run[@]}" --gpus-per-node 2 --train-iters 80 --lr-decay-iters 80
         --eval-interval 100 --save-interval 80 --hidden-dropout 0 --attention-dropout 0 --on-spike skip
         --loss-spike-factor 0.01 --norm-spike-factor 0.01 --max-skipped-in-a-row 0 "${@:2}")
-    told optim "${flags[@]}" || return 1
+    saved optim "${flags[@]}" || return 1
     [ "$(grep -c '"kind":"spike".*"skipped":true' "$work/optim.jsonl")" -ge 3 ] ||
         { why="few spikes"; return 1; }
     for name in $words; do
         strategy_of "$name"
-        told "$name" "${flags[@]}" "${strategy[@]}" && same_training optim "$name" &&
+        saved "$name" "${flags[@]}" "${strategy[@]}" && same_training optim "$name" &&
             same_saved optim "$name" || { why="$name: $why"; return 1; }
     done
 }
@@ -211,21 +215,22 @@ fi
 check "skipped steps, sharded across all ranks" skips_alike "world second" "${direct[@]}" \
     --global-batch-size 8
 
-# Skipping the very first step, when no update has produced quantized weights yet. A gradient is
-# corrupted in transit; the message number depends on what forward and backward gather.
+# Skips the first step, when no update has produced quantized weights yet. A gradient message is
+# corrupted; EXCHANGE is its index, which depends on the gathers of forward and backward.
 skips_the_first() { # STRATEGY EXCHANGE
     local flags=(4 "${run[@]}" --gpus-per-node 2 --global-batch-size 8 --on-nan skip "${direct[@]}")
     strategy_of "$1"
-    SDP4BIT_FAULT=message:3:1:1:-2 told optim "${flags[@]}" &&
-        SDP4BIT_FAULT=message:3:1:$2:-2 told "$1" "${flags[@]}" "${strategy[@]}" || return 1
+    SDP4BIT_FAULT=message:3:1:1:-2 saved optim "${flags[@]}" &&
+        SDP4BIT_FAULT=message:3:1:$2:-2 saved "$1" "${flags[@]}" "${strategy[@]}" || return 1
     [ "$(field "$1" skipped | head -n 1)" = "1 true" ] || { why="the first step is applied"; return 1; }
     [ "$(train_lines optim 1)" = "$(train_lines "$1" 1)" ] && [ "$(train_lines "$1" 1 | wc -l)" -gt 3 ] &&
         same_saved optim "$1"
 }
 check "the first step is skipped, sharded across all ranks" skips_the_first world 9
 
-# A weight that differs. Inside a node every rank holds another shard, so two nodes are compared:
-# there is no majority, and both take the owners' master weights. On four nodes three agree.
+# A bit flips in one copy of a weight. If weights are sharded inside a node, each node has one copy.
+# With two nodes there is no majority, so both restore from the owner's master weights. With four
+# nodes the other three agree.
 flipped() { # STRATEGY NP EXPECTED
     strategy_of "$1"
     local check=("$2" "${run[@]}" --gpus-per-node 2 --global-batch-size $((2 * $2)) "${strategy[@]}"
@@ -241,9 +246,9 @@ check "flipped bit, four nodes: the majority wins" flipped node 8 '"ranks":"2","
 check "flipped bit, only gradients sharded: the same as with optim" flipped grads 4 '"ranks":"2","from":0'
 check "flipped bit, nothing sharded: the majority wins" flipped none 4 '"ranks":"2","from":0'
 
-# Copies of a tensor that differ are repaired from the master weights. From then on the repaired
-# weights are sent instead of the latest update's quantized weights: the run evaluates what it
-# saves. The save at the end of the run finds the difference.
+# Differing copies of a tensor are repaired from the master weights when the run ends with a save.
+# From then on gathers must send the repaired weights, not the quantized weights of the last update:
+# evaluation must use the weights that are saved.
 repaired_and_saved() {
     local end=(4 "${run[@]}" --gpus-per-node 2 --global-batch-size 4 "${direct[@]}" "${halves[@]}"
         --verify-replicas-interval 1000 --eval-interval 1000)
@@ -258,7 +263,7 @@ repaired_and_saved() {
 }
 check "repaired copies are sent" repaired_and_saved
 
-# A bit flipped in a message.
+# A bit flips in a message.
 broken_message() { # STRATEGY FROM TEXT [EXCHANGE]
     strategy_of "$1"
     SDP4BIT_FAULT=message:1:4:${4:-0} train 4 "${run[@]}" --gpus-per-node 2 "${sdp4bit[@]}" "${strategy[@]}" \
@@ -275,7 +280,7 @@ sdp4bit=("${quantized[@]}" --weight-quantization-method direct)
 check "--verify-wire detects it in a layer's quantized weights" broken_message world 3 \
     "weights of a layer between nodes"
 
-# Bytes per parameter apart from activations, at the model sizes these strategies are meant for.
+# Bytes per parameter without activations, for the model sizes that need these strategies.
 bytes_per_parameter() { # MOST STRATEGY CONFIG
     strategy_of "$2"
     "$BUILD/train_gpt_cpu" "@configs/gpt_$3.args" @configs/sdp4bit.args --plan --plan-world-size 16 \

@@ -1,28 +1,27 @@
 #!/usr/bin/env bash
-# SIGTERM, SIGUSR1 or SIGINT to any rank, SIGUSR1 to mpirun, Ctrl-C under run_until_done.sh: the run
-# finishes the step, saves, exits with 75 and resumes bitwise from there.
+# After SIGTERM, SIGUSR1 or SIGINT to any rank, SIGUSR1 to mpirun, or Ctrl-C under
+# run_until_done.sh, the run finishes the step, saves, exits with 75 and resumes bitwise from there.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 5
 data=$work/text_text_document
-# As users start it: unlike in lib.sh, OpenBLAS starts threads when it is loaded, before main,
-# unless the rank is bound to one core. The kernel may deliver a signal of the process to any of
-# them.
+# Like for users, OpenBLAS starts its threads before main (lib.sh disables them). The kernel may
+# deliver a signal to any thread of the process.
 unset OPENBLAS_NUM_THREADS
 launcher+=(--bind-to none)
 run=(--gpus-per-node 2 --train-iters 20000 --lr-decay-iters 100 --hidden-dropout 0.1 --attention-dropout 0.1 \
     "${paper[@]}")
 
-# A zombie rank of an earlier run that mpirun killed and did not wait for; it must not be signaled.
+# Looks like a rank of an earlier run that mpirun did not wait for. It must not be signaled.
 (trap '' TERM USR1 INT; OMPI_COMM_WORLD_RANK=0 exec sleep 3600) & disown
 
-saved_last() { # NAME: the tracker names the last logged iteration
+saved_last() { # NAME: checks that the tracker names the last logged iteration
     local last
     last=$(cat "$work/$1/latest_checkpointed_iteration.txt" 2>/dev/null)
     [ "$last" = "$(field "$1" loss | tail -n 1 | cut -d ' ' -f 1)" ] ||
         { why="saved iteration ${last:-none}, logged $(field "$1" loss | tail -n 1)"; return 1; }
 }
-stopped() { # NAME SIGNAL RC: the background run ended as it should
+stopped() { # NAME SIGNAL RC: checks that the background run saved and exited
     [ "$3" -eq 75 ] || { say "exit code $3"; return 1; }
     grep -q "exiting program after receiving SIG$2" "$work/out" || { why="no line names SIG$2"; return 1; }
     ! grep -q '^error: ' "$work/err" || { say "an error was printed"; return 1; }
@@ -56,7 +55,7 @@ check "SIGINT to rank 3" signaled int INT 3
 check "SIGTERM to all ranks" signaled term_all TERM
 check "SIGUSR1 to all ranks" signaled usr1_all USR1
 check "SIGINT to all ranks" signaled int_all INT
-single_threaded() { OPENBLAS_NUM_THREADS=1 signaled "$@"; } # then all other threads block in poll
+single_threaded() { OPENBLAS_NUM_THREADS=1 signaled "$@"; } # all threads except main block in poll
 check "SIGTERM to rank 1, single-threaded OpenBLAS" single_threaded term_single TERM 1
 check "SIGUSR1 to all ranks, single-threaded OpenBLAS" single_threaded usr1_single USR1
 check "resumed bitwise after SIGTERM" resumes term
@@ -70,7 +69,7 @@ without_save() {
     stopped nosave TERM $?
 }
 check "SIGTERM without --save" without_save
-flagged() { # Megatron-LM's flag for what is always enabled here
+flagged() { # accepts Megatron-LM's flag, although its feature is always enabled here
     mkdir "$work/flagged"
     in_background flagged 2 "${run[@]}" --gpus-per-node 1 --save "$work/flagged" --save-interval 100000 \
         --exit-signal-handler
@@ -80,12 +79,12 @@ flagged() { # Megatron-LM's flag for what is always enabled here
     stopped flagged TERM $?
 }
 check "--exit-signal-handler" flagged
-# Batch systems can send SIGUSR1 to mpirun, which some builds of Open MPI forward to the ranks.
-# (SIGTERM would not test this program: Open MPI then stops reading the ranks' output at once and
-# kills them a second later.)
-hands_on() {
+# Batch systems can send SIGUSR1 to mpirun. Tests whether this build of Open MPI forwards it to the
+# ranks. (SIGTERM is no useful test: mpirun stops reading the ranks' output at once and kills them a
+# second later.)
+mpirun_forwards() {
     local pid
-    # shellcheck disable=SC2016 # the rank expands it
+    # shellcheck disable=SC2016 # expanded by the rank
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np 1 bash \
         -c 'trap "exit 75" USR1; touch "$0"; for _ in $(seq 100); do sleep 0.1; done' "$work/listens" \
         </dev/null 2>/dev/null &
@@ -95,7 +94,7 @@ hands_on() {
     wait $pid
     [ $? = 75 ]
 }
-if hands_on; then check "SIGUSR1 to mpirun" signaled mpirun USR1 mpirun; else skip "SIGUSR1 to mpirun" \
+if mpirun_forwards; then check "SIGUSR1 to mpirun" signaled mpirun USR1 mpirun; else skip "SIGUSR1 to mpirun" \
     "this mpirun keeps it to itself"; fi
 alone() { # one rank, started without mpirun
     "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" \
@@ -109,10 +108,10 @@ alone() { # one rank, started without mpirun
     stopped alone TERM $?
 }
 check "SIGTERM to a single process" alone
-# A script without signal handling, between run_until_done.sh and mpirun.
-# shellcheck disable=SC2016 # the script expands it
+# run_until_done.sh starts this script without signal handlers, which starts mpirun.
+# shellcheck disable=SC2016 # expanded by the script
 echo 'trap "touch $0.ended" EXIT; "$@" | cat; exit ${PIPESTATUS[0]}' >"$work/wrapper.sh"
-trainers() { # process ids of this script's trainers
+trainers() { # prints the process ids of this script's trainers
     local pid
     for pid in $(rank_pids); do [ "$(readlink "/proc/$pid/exe")" != "$trainer" ] || echo "$pid"; done
 }
@@ -120,7 +119,7 @@ none_left() { [ -z "$(trainers)" ]; }
 under_a_script() { # SIGNAL
     local rc
     rm -rf "$work/wrapped"*
-    # Background commands of a script without job control ignore SIGINT.
+    # Background commands of a script ignore SIGINT unless job control is on.
     env --default-signal=INT scripts/run_until_done.sh --pause 0 -- bash "$work/wrapper.sh" "${launcher[@]}" \
         -np 4 \
         "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" "${run[@]}" \
@@ -139,7 +138,7 @@ under_a_script() { # SIGNAL
 }
 check "Ctrl-C to run_until_done.sh with a script that runs mpirun" under_a_script INT
 check "SIGTERM to run_until_done.sh with a script that runs mpirun" under_a_script TERM
-unread() { # standard output is closed in mid-run, which must not end the run
+unread() { # standard output is closed in mid-run; the run must continue
     local rc
     "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" "${run[@]}" \
         --gpus-per-node 1 --save "$work/unread" --save-interval 100000 --exit-interval 30 \

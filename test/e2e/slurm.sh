@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Real Slurm, if its srun supports PMIx: an srun job trains like an mpirun job, a signal saves, and
-# tasks that do not join MPI are refused. Skipped elsewhere. (train_scripts.sh tests the batch files
-# with stubs for Slurm.)
+# Runs on real Slurm if srun supports PMIx; skipped otherwise. An srun job trains like an mpirun
+# job, a signal saves, and tasks that do not join MPI are refused. train_scripts.sh tests the batch
+# files with stubs for Slurm.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2317 # check calls the functions
 export TMPDIR=${BUILD:-build} # a directory visible to the nodes
 case $TMPDIR in /*) ;; *) TMPDIR=$(cd "$(dirname "$0")/../.." && pwd)/$TMPDIR ;; esac
 . "$(dirname "$0")/../lib.sh"
 if ! timeout 30 srun --mpi=list 2>&1 | grep -qw pmix ||
     ! timeout 60 srun --quiet -n 4 --overcommit true >/dev/null 2>&1; then
-    skip "training under srun" "there is no Slurm with PMIx that gives four tasks"
+    skip "training under srun" "needs Slurm with PMIx and four tasks"
     finish
 fi
 make_shard text 400 5
 data=$work/text_text_document
 run=(--gpus-per-node 2 "${paper[@]}")
-tasks() { # FLAGS OF SRUN... -- FLAGS...
+tasks() { # SRUN-FLAGS... -- TRAINER-FLAGS...
     local flags=()
     while [ "$1" != -- ]; do flags+=("$1"); shift; done
     shift

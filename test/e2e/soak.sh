@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Long runs: many steps with ranks killed, stopped and signaled, restarted by
-# scripts/run_until_done.sh, compared with an undisturbed run: bitwise the same losses and
-# checkpoints, and no growth of memory. Without arguments (as in scripts/test.sh) it is short and
-# uses CPU ranks; LONG=1 runs 1000 steps and three minutes. With arguments it runs a soak test by
-# wall-clock time, on CPU ranks or GPUs:
+# Long runs whose ranks are killed, stopped and signaled, and which scripts/run_until_done.sh
+# restarts. Losses and checkpoints are bitwise identical to an undisturbed run, and memory does not
+# grow. Without arguments (as in scripts/test.sh) the test is short and uses CPU ranks; LONG=1 runs
+# 1000 steps and three minutes. With arguments it runs for a given time, on CPU ranks or GPUs:
 #
 #   test/e2e/soak.sh [--gpu] [--ranks 4] [--minutes 10] [--kill-every 60] [--seed 1] [--apart]
 #       [--flags "FLAGS"]
@@ -11,10 +10,10 @@
 #   gpu         runs $BUILD/train_gpt, prebuilt or built by make gpu; needs nvidia-smi and as many
 #               GPUs as ranks
 #   ranks       number of ranks of each of the two jobs [4; on GPUs 2]
-#   minutes     training time of both jobs; afterward the slower one catches up, which takes as long
-#               as its restarts did (about 15 s each on GPUs)
-#   kill-every  seconds between SIGKILLs, each sent to a random rank; delayed until there is a new
-#               checkpoint since the previous one
+#   minutes     training time of both jobs; then the slower one catches up, which takes as long as
+#               its restarts did (about 15 s each on GPUs)
+#   kill-every  seconds between SIGKILLs to a random rank; each one waits until there is a new
+#               checkpoint
 #   seed        seed of the random choices
 #   apart       runs the undisturbed job after the disturbed one instead of at the same time on the
 #               same devices: takes up to twice as long and does not check memory
@@ -43,7 +42,7 @@ if [ $timed = 1 ]; then minutes=${minutes:-10}; elif [ -n "${LONG:-}" ]; then mi
     wrong "--ranks, --kill-every and --seed need integers"
 [[ $minutes =~ ^[0-9]*\.?[0-9]+$ ]] || wrong "--minutes needs a number"
 . "$(dirname "$0")/../lib.sh"
-# The restart script of the disturbed job goes first, or it would restart what cleanup kills.
+# Cleanup must kill the restart script before the ranks, or the script would restart them.
 hurt=''
 trap '[ -z "$hurt" ] || kill -KILL "$hurt" 2>/dev/null; cleanup' EXIT
 
@@ -51,11 +50,11 @@ trap '[ -z "$hurt" ] || kill -KILL "$hurt" 2>/dev/null; cleanup' EXIT
 if [ -n "${LONG:-}" ]; then steps=1000 every=50 LIMIT=3000; else steps=90 every=30; fi
 run=(--gpus-per-node 2 --lr-decay-iters 2000 --hidden-dropout 0.1 --attention-dropout 0.1 --eval-interval 25 \
     --verify-replicas-interval 10)
-# Steps slow enough to be hit.
+# Slow steps, so that disturbances hit the run.
 slow=(--hidden-size 128 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 \
     --global-batch-size 16)
-# disturb NAME: every `every` iterations disturbs the next rank by the next method. A stopped rank
-# is detected after --distributed-timeout-minutes.
+# disturb NAME: kills, stops or signals one rank every $every iterations, with ranks and methods in
+# turn. A stopped rank is detected after --distributed-timeout-minutes.
 disturb() {
     local means=(KILL USR1 KILL STOP) at n=0 pid
     for ((at = every / 2; at < steps; at += every)); do
@@ -67,12 +66,13 @@ disturb() {
         while [ -n "$pid" ] && [ -e "/proc/$pid" ] && kill -0 "$job" 2>/dev/null; do sleep 0.1; done
     done
 }
-# NAME: prints its train lines without repetitions; recomputed lines must be byte-identical.
+# every_line_once NAME: prints the job's train lines without repetitions and checks that repeated
+# iterations have byte-identical lines.
 every_line_once() {
     train_lines "$1" | sort -u | sort -s -t : -k 3,3n
 }
-# equal LEFT RIGHT ITERATION: both have the same lines up to this iteration, and the same checkpoint
-# of it.
+# equal LEFT RIGHT ITERATION: checks that both jobs have the same lines up to this iteration and the
+# same checkpoint at it.
 equal() {
     every_line_once "$1" >"$work/left"
     every_line_once "$2" >"$work/right"
@@ -110,7 +110,7 @@ if [ $timed = 0 ]; then
     make_shard text 400 9
     data=$work/text_text_document
     check "SDP4Bit: killed, stopped and resumed, $steps steps bitwise" soak sdp4bit "${paper[@]}"
-    [ -z "${LONG:-}" ] || check "baseline: the same" soak baseline
+    [ -z "${LONG:-}" ] || check "baseline: killed, stopped and resumed, $steps steps bitwise" soak baseline
 fi
 
 # --- by time: two jobs, one of them killed repeatedly ----------------------------------------
@@ -120,8 +120,8 @@ long=("${model[@]}" "${batch[@]}" "${run[@]}" --train-iters 300000 --lr 3e-4 --m
         --keep-last-checkpoints 2 "${paper[@]}")
 every_seconds=1 # interval of memory samples
 if [ $gpu = 1 ]; then
-    # Steps take milliseconds when alone. Few messages, because for each one both jobs' time slices
-    # on all GPUs must coincide.
+    # The jobs share the GPUs, and for each message the time slices of a job must coincide on all of
+    # them. So the model has few layers, which means few messages.
     long+=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 256 \
         --max-position-embeddings 256 --micro-batch-size 2 --global-batch-size $((4 * np))
         --tokenizer-type NullTokenizer --vocab-size 1000 --ddp-bucket-size 2000000 --deterministic-mode \
@@ -150,7 +150,8 @@ job_pids() { # NAME [RANK]
         sed 's|/proc/||; s|/environ||'
 }
 saved() { cat "$work/$1/latest_checkpointed_iteration.txt" 2>/dev/null || echo 0; }
-# await PID SECONDS WHAT: sets $rc to its exit code; fails if it had to be killed.
+# await PID SECONDS WHAT: waits for the process and sets $rc to its exit code. Kills the process
+# after SECONDS and then fails.
 await() {
     local until=$((SECONDS + $2))
     while kill -0 "$1" 2>/dev/null; do
@@ -161,8 +162,8 @@ await() {
     wait "$1"
     rc=$?
 }
-# resident NAME: the ranks' private memory in KiB, then its peak. Excludes the shared segment of
-# MPI, which has a fixed size and is touched gradually (the peak includes it).
+# resident NAME: prints the ranks' private memory in KiB and its peak. The first value excludes
+# MPI's shared segment, whose fixed size becomes resident only gradually; the peak includes it.
 resident() {
     local pid files=()
     for pid in $(job_pids "$1"); do files+=("/proc/$pid/status"); done
@@ -170,8 +171,8 @@ resident() {
         awk '/^Rss(Anon|File)/ { sum += $2 } /^VmHWM/ { peak += $2 } END { print sum + 0, peak + 0 }' \
         "${files[@]}" 2>/dev/null
 }
-# gpu_memory NAME: MiB held by the ranks on the GPUs in CUDA_VISIBLE_DEVICES, or by all processes if
-# the driver does not know the ranks by their local process ids.
+# gpu_memory NAME: prints the MiB that the ranks use on the GPUs in CUDA_VISIBLE_DEVICES. Counts all
+# processes if the driver does not know the ranks' process ids (in containers).
 gpu_memory() {
     local sum mine=()
     [ $gpu = 0 ] && return
@@ -185,8 +186,8 @@ gpu_memory() {
     echo "$sum"
 }
 enough() { [ $looks -ge 8 ] && [ $kills -ge 1 ] && [ $kills -ge $((seconds / kill_every / 2)) ]; }
-# Until the time is up, samples the memory of job NAME and kills a rank of the disturbed job when
-# due. A slow machine gets more time until there are enough samples and kills.
+# Samples the memory of job NAME and kills ranks of the disturbed job until the time is up. A slow
+# machine gets more time, until there are enough samples and kills.
 watch_and_kill() { # NAME PID SECONDS
     local name=$1 watched=$2 end=$((SECONDS + ($3 + 0))) next=$((SECONDS + kill_every)) before figures pid \
         looks=0
@@ -208,14 +209,14 @@ watch_and_kill() { # NAME PID SECONDS
             fi
         fi
     done
-    # It must be training again before it can be stopped.
+    # The disturbed job must have resumed before it can be stopped.
     end=$((SECONDS + LIMIT))
     while [ "$(saved hurt)" = "$before" ]; do
         [ $SECONDS -lt $end ] || { why="no checkpoint within $LIMIT s after a kill"; return 1; }
         sleep 0.2
     done
 }
-# Both jobs are stopped; the slower one continues to the other one's iteration.
+# Both jobs are stopped. The slower one continues to the iteration of the faster one.
 catch_up() { # CALM HURT: iterations
     local slower=hurt at=$1
     [ "$1" = "$2" ] && return
@@ -237,7 +238,7 @@ by_the_clock() {
         kill -TERM $hurt ${calm:+"$calm"} 2>/dev/null
         return 1
     fi
-    # The script forwards the signal; not every mpirun does.
+    # Signals the script, which forwards the signal. Not every mpirun would.
     kill -TERM "$hurt"
     [ -z "$calm" ] || kill -USR1 "$(job_pids calm 0)"
     await "$hurt" "$LIMIT" "the disturbed job" || return 1
@@ -256,10 +257,9 @@ by_the_clock() {
         { why="$kills kills and $restarts restarts in $seconds s"; return 1; }
     equal calm hurt "$(saved calm)"
 }
-# Compares the maximum of the second quarter of all samples with the last quarter's. The
-# margin of one percent covers pages that a library first touches late, and on a GPU, whose memory
-# is counted as a whole in units of 2 MiB, the other job being at another point of its start. A leak
-# per step would be many times that.
+# Compares the maximum of the last quarter of the samples with the second quarter's. The margin of 1
+# % covers pages that libraries touch late. On GPUs, where the memory of both jobs is counted in
+# units of 2 MiB, it also covers the other job. A leak in every step would exceed it many times.
 flat() {
     local n first last what unit
     n=$(wc -l <"$work/memory" 2>/dev/null)
@@ -271,7 +271,7 @@ flat() {
         last=$(awk -v k="$what" -v n="$n" 'NR > n - n / 4 && $k > most { most = $k } END { print most + 0 }' \
             "$work/memory")
         if [ "$what" = 3 ] && [ $gpu = 0 ]; then continue; fi
-        echo "# $([ "$what" = 1 ] && echo "resident memory of $np ranks" || echo "memory of the GPUs"): $first $unit, at the end $last $unit; $n looks"
+        echo "# $([ "$what" = 1 ] && echo "resident memory of $np ranks" || echo "memory of the GPUs"): $first $unit, at the end $last $unit; $n samples"
         [ "$first" -gt 100 ] && [ $((last - first)) -le $((first / 100)) ] ||
             { why="it grew from $first to $last $unit"; return 1; }
     done
@@ -279,6 +279,6 @@ flat() {
 }
 check "SDP4Bit: a rank killed every $kill_every s for $minutes minutes, bitwise losses and checkpoints" \
     by_the_clock
-# Memory of the undisturbed job; a restarting one starts over each time.
+# Checks the undisturbed job, because every restart frees the memory of the other one.
 [ $apart = 1 ] || check "the undisturbed job's memory stays flat" flat
 finish

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Spikes of loss and gradient norm: reported or skipped, consistently on all ranks, with state kept
-# in the checkpoint; and the end of a run that skips every step.
+# Spikes of loss and gradient norm are reported or skipped consistently on all ranks, and
+# checkpoints contain the running means. A run that skips every step ends.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 7
 data=$work/text_text_document
-# Factors so small that ordinary noise counts as a spike every few steps once the means are settled.
+# With such small factors, ordinary noise counts as a spike every few steps once the means have
+# settled.
 tight=(4 --gpus-per-node 2 --train-iters 64 --lr-decay-iters 64 --eval-iters 0 --loss-spike-factor 0.2 \
     --norm-spike-factor 0.2 --max-skipped-in-a-row 0)
 spike_lines() { grep '^{"kind":"spike"' "$work/$1.jsonl"; }
 
-# NAME FLAGS...: skipping depends on the running means, so a resumed run matches the full run only
-# if they were saved.
+# continues NAME FLAGS...: skipping depends on the running means, so a resumed run matches the full
+# run only if they were saved.
 continues() {
     local name=$1
     shift
@@ -40,8 +41,8 @@ reported() {
     same_training report off
 }
 check "--on-spike report changes no number" reported
-# A log line's loss is the mean over applied steps. If every step was skipped there is no loss, and
-# in particular not the spike's.
+# A log line shows the mean loss of applied steps. If all its steps were skipped, it has no loss,
+# not the loss of the spike.
 no_mean() {
     local skipped applied
     logged none "${tight[@]}" --on-spike skip --log-interval 1 || return 1
@@ -55,7 +56,7 @@ no_mean() {
         { why="the JSON line of a skipped spike names its loss"; return 1; }
 }
 check "a log line with only skipped steps has no loss" no_mean
-jumps() { # NAME FLAGS...: a good run resumes with an absurd learning rate
+jumps() { # NAME FLAGS...: resumes a healthy run with an absurd learning rate
     local name=$1
     shift
     [ -d "$work/good" ] || logged good 4 --gpus-per-node 2 --train-iters 40 --eval-iters 0 \

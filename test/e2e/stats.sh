@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Quantization statistics during training: --log-quantization-error-interval and
-# --dump-distributions. They must not change training or the byte counts, and must agree with known
-# values: no error for exact presets, the exact norm of the first step, numbers of values and their
-# norms.
+# --dump-distributions. They must not change training or the byte counts. Known values: no error for
+# exact presets, the exact norm of the first step, and counts and norms of tensors.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
@@ -10,9 +9,9 @@ data=$work/text_text_document
 probe=(--log-quantization-error-interval 1)
 dump() { echo "--dump-distributions $work/$1 --dump-distributions-interval 6"; }
 errors() { grep '"kind":"quantization_error"' "$work/$1.jsonl"; }
-# told NAME PYTHON-CONDITION: holds for all its lines; i, g, n, r are iteration, gradient error,
-# exact norm, replica error.
-told() {
+# stats_hold NAME CONDITION: checks that the Python condition holds for all statistics lines of the
+# run. i, g, n, r are the iteration, gradient error, exact norm and replica error.
+stats_hold() {
     errors "$1" | python3 -c '
 import json, sys
 lines = [json.loads(line) for line in sys.stdin]
@@ -27,7 +26,7 @@ for line in lines:
 unchanged() { # NP FLAGS...: compares the run with and without statistics
     local np=$1
     shift
-    # shellcheck disable=SC2046  # two flags
+    # shellcheck disable=SC2046 # split on purpose
     logged plain "$np" "${paper[@]}" --log-interval 4 "$@" &&
         logged probed "$np" "${paper[@]}" --log-interval 4 "$@" "${probe[@]}" $(dump dist) \
         --verify-replicas-interval 3 || return 1
@@ -36,7 +35,7 @@ unchanged() { # NP FLAGS...: compares the run with and without statistics
         [ -n "$(field plain inter_node_bytes interval)" ] || { why="other bytes between nodes"; return 1; }
     [ "$(field plain intra_node_bytes interval)" = "$(field probed intra_node_bytes interval)" ] ||
         { why="other bytes inside a node"; return 1; }
-    told probed '0.002 < g < 1 and (r > 1 or i == 1)'  # the first learning rate is 0
+    stats_hold probed '0.002 < g < 1 and (r > 1 or i == 1)'  # the first learning rate is 0
 }
 check "2 x 2 ranks: training and bytes are unchanged" unchanged 4 --gpus-per-node 2
 check "1 x 4" unchanged 4 --gpus-per-node 4
@@ -46,10 +45,10 @@ check "dropout, several micro-batches" unchanged 2 --gpus-per-node 1 --hidden-dr
     --attention-dropout 0.1 --micro-batch-size 1
 
 exact_presets() {
-    logged fp32 4 --gpus-per-node 2 "${probe[@]}" && told fp32 'g == 0 and r == 1' || return 1
+    logged fp32 4 --gpus-per-node 2 "${probe[@]}" && stats_hold fp32 'g == 0 and r == 1' || return 1
     [ "$(errors fp32 | wc -l)" = 12 ] || { why="not one line per iteration"; return 1; }
     logged bf16 4 --gpus-per-node 2 --grad-reduce-in-bf16 "${probe[@]}" &&
-        told bf16 '0 < g < 0.004 and r == 1'
+        stats_hold bf16 '0 < g < 0.004 and r == 1'
 }
 check "exact presets have at most bf16 rounding error" exact_presets
 exact_norm() { # before the first update all presets have the same local gradients
@@ -59,40 +58,40 @@ exact_norm() { # before the first update all presets have the same local gradien
         "$(errors sdp4bit | sed -n '1s/.*"exact_gradient_norm":\([^,}]*\).*/\1/p')" <<'END' 2>"$work/err" || \
         { why=$(tail -n 1 "$work/err"); return 1; }
 import sys
-exact, quantized, told = map(float, sys.argv[1:])
-assert abs(told / exact - 1) < 1e-6 < abs(quantized / exact - 1), sys.argv
+exact, quantized, stats_hold = map(float, sys.argv[1:])
+assert abs(stats_hold / exact - 1) < 1e-6 < abs(quantized / exact - 1), sys.argv
 END
 }
 check "the exact norm matches the baseline's" exact_norm
-check "values are logged with full precision" told sdp4bit \
+check "values are logged with full precision" stats_hold sdp4bit \
     'len(repr(g)) > 12 and len(repr(n)) > 12 and (len(repr(r)) > 12 or i == 1)'
 ordering() {
     logged both8 4 --gpus-per-node 2 --quantized-gradients --gradient-quantization-bits-inter 8 \
-        "${probe[@]}" && told both8 '0.001 < g < 0.03 and r == 1' || return 1
+        "${probe[@]}" && stats_hold both8 '0.001 < g < 0.03 and r == 1' || return 1
     logged ulq 4 --gpus-per-node 2 --quantized-gradients --gradient-quantization-bits-intra 4 \
-        --gq-group-size-intra 128 "${probe[@]}" && told ulq 'g > 0.06' || return 1
+        --gq-group-size-intra 128 "${probe[@]}" && stats_hold ulq 'g > 0.06' || return 1
     logged qwd 4 --gpus-per-node 2 --quantized-weights "${probe[@]}" &&
-        told qwd 'g == 0 and (1 < r < 4 or i == 1)' || return 1
+        stats_hold qwd 'g == 0 and (1 < r < 4 or i == 1)' || return 1
     logged qw 4 --gpus-per-node 2 --quantized-weights --weight-quantization-method direct "${probe[@]}" &&
-        told qw 'g == 0 and (r is None and line["replica_error_text"] == "inf" if i == 1 else r > 8)'
+        stats_hold qw 'g == 0 and (r is None and line["replica_error_text"] == "inf" if i == 1 else r > 8)'
 }
 check "error decreases with bits and by method" ordering
 late_start() {
     logged late 4 --gpus-per-node 2 --quantized-gradients --gradients-quantization-start-iteration 6 \
-        "${probe[@]}" && told late '(g == 0) == (i <= 6)'
+        "${probe[@]}" && stats_hold late '(g == 0) == (i <= 6)'
 }
 check "no error before the start iteration" late_start
-one_rank() { logged one 1 "${probe[@]}" && told one 'g == 0 and r == 1 and n is None'; }
+one_rank() { logged one 1 "${probe[@]}" && stats_hold one 'g == 0 and r == 1 and n is None'; }
 check "one rank" one_rank
 scalars() { logged tb 2 "${probe[@]}" --tensorboard-dir "$work/tb" &&
-    grep -qa 'quantization-error gradient' "$work"/tb/events* || say "no scalars"; }
+    grep -qa 'quantization-error gradient' "$work"/tb/events* || say "TensorBoard events contain no statistics"; }
 check "TensorBoard" scalars
 
 # ---- distributions --------------------------------------------------------------------------
-# Two layers of 32: 12 * 32 * 32 each, 264 rows and 32 positions of 32. $work/dist contains the 2 x
-# 1 run; the 2 x 2 run must produce the same.
+# Values: two layers of 12 * 32 * 32, a vocabulary of 264 x 32, and 32 x 32 positions. $work/dist is
+# from a run with 2 x 1 ranks; the run with 2 x 2 ranks must write the same.
 contents() {
-    # shellcheck disable=SC2046  # two flags
+    # shellcheck disable=SC2046 # split on purpose
     logged dumped 4 --gpus-per-node 2 "${paper[@]}" $(dump four) || return 1
     python3 - "$work/four" <<'END' 2>"$work/err" || { why=$(tail -n 1 "$work/err"); return 1; }
 import collections, json, math, os, sys
@@ -124,7 +123,7 @@ check "contents of the files" contents
 rotation() { # NP FLAGS...: EDEN's rotation instead of the Hadamard transform, with the same norm
     local np=$1
     shift
-    # shellcheck disable=SC2046  # two flags
+    # shellcheck disable=SC2046 # split on purpose
     logged rotated "$np" --gpus-per-node 1 --quantized-gradients --gradient-quantization-method eden \
         --gq-group-size-intra 32 "$@" $(dump rotation) || return 1
     python3 - "$work/rotation" <<'END' 2>"$work/err" || { why=$(tail -n 1 "$work/err"); return 1; }
@@ -137,10 +136,11 @@ assert "gradient_hadamard" not in squares, squares
 assert abs(squares["gradient_rotation"] / squares["gradient"] - 1) < 1e-5, squares
 END
 }
-check "the rotation" rotation 2
-# One rank has no groups and no padding for them: its matrices of 24 x 24 end inside a block.
-check "the rotation of matrices that end inside a block" rotation 1 --hidden-size 24 --num-attention-heads 3
-replaced() { # repeating the run replaces its files
+check "EDEN's rotation" rotation 2
+# On one rank tensors are not padded to groups, so 24 x 24 matrices end inside a block of the
+# transform.
+check "EDEN's rotation of matrices that end inside a block" rotation 1 --hidden-size 24 --num-attention-heads 3
+replaced() {
     cp -r "$work/four" "$work/before"
     # shellcheck disable=SC2046
     logged again 4 --gpus-per-node 2 "${paper[@]}" $(dump four) &&
@@ -154,8 +154,8 @@ plot_refuses() { # TEXT ARGUMENTS...
     dev/plot_distributions "$@" >"$work/out" 2>"$work/err" || rc=$?
     error_names 5 "$text" $rc
 }
-# The same iterations on fewer ranks, as after a resume: files of the other ranks are ignored, and
-# files of two runs are not added up.
+# The same iterations are dumped again on fewer ranks, as after a resume. The plot ignores old files
+# of ranks that no longer exist, and refuses to combine files of two runs.
 fewer_ranks() {
     cp -r "$work/four" "$work/fewer"
     # shellcheck disable=SC2046
@@ -167,7 +167,7 @@ fewer_ranks() {
     plot_refuses "of runs with 2 and 4 ranks" "$work/fewer"
 }
 check "the same iterations on fewer ranks" fewer_ranks
-empty_shard() { # more ranks than groups: the last ones own no part of a matrix
+empty_shard() { # more ranks than groups, so the last ranks own no part of a matrix
     # shellcheck disable=SC2046
     logged empty 6 --quantized-weights --wq-group-size 8192 --global-batch-size 12 $(dump empty) &&
         dev/plot_distributions "$work/empty" >"$work/out" 2>"$work/err" || { say "failed"; return 1; }
@@ -185,7 +185,7 @@ drawn() {
         2>"$work/err" && grep -qE '^gradients +4096 ' "$work/out"
 }
 check "dev/plot_distributions" drawn
-by_hand() { # values 1, 1, -2 and 0 in two ranks' files: sigma sqrt(12 / 8), maximum 1.6 sigma
+by_hand() { # files of two ranks with values 1, 1, -2 and 0: sigma sqrt(12 / 8), maximum 1.6 sigma
     mkdir "$work/hand"
     for rank in 0 1; do
         printf '{"kind":"bins","iteration":1,"rank":%d,"ranks":2,"bins":2048,"shift":20}\n{"kind":"gradient","tensor":"a","count":4,"zeros":1,"non_finite":0,"sum":0,"squares":6,"fourth":18,"largest":2,"positive":[[1016,2]],"negative":[[1024,1]]}\n' $rank >"$work/hand/iter_0000001.rank_00$rank.jsonl"
@@ -205,9 +205,9 @@ check "dev/plot_distributions: truncated file" plot_refuses "is not a valid file
 : >"$work/file"
 check "a directory that cannot be created is reported at the start" refused 3 "$work/file" 2 \
     --dump-distributions "$work/file/dist" --dump-distributions-interval 6
-check "the same in /proc" refused 3 "/proc/nope" 4 --dump-distributions /proc/nope \
+check "a directory in /proc is reported at the start" refused 3 "/proc/nope" 4 --dump-distributions /proc/nope \
     --dump-distributions-interval 6
-blocked() { # a file that cannot be written later: a directory has its name
+blocked() { # a directory with the name of a dump file blocks it later in the run
     mkdir -p "$work/taken/iter_0000006.rank_000.jsonl"
     logged blocked 2 --dump-distributions "$work/taken" --dump-distributions-interval 6 || return 1
     grep -q 'warning: .*training continues without these histograms' "$work/err" &&

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# dev/experiments/study: statistics of synthetic results with known answers, and real runs of a tiny
-# model: presets, skipping completed runs, a time budget, other settings, a failing run, several
-# directories in one report.
+# dev/experiments/study. Part 1: statistics of synthetic results with known answers. Part 2: real
+# runs of a tiny model: presets, skipping completed runs, a time budget, other settings, a failing
+# run, several directories in one report.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 600 8
@@ -11,8 +11,8 @@ unset PRESET SPEED DATA_PATH CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS
 study=dev/experiments/study
 
 # ---- synthetic results ---------------------------------------------------------------------------
-# made DIR PRESET SEED LOSS [BATCH]: writes a result with two logged errors; the first half of the
-# run does not count.
+# made DIR PRESET SEED LOSS [BATCH]: writes a result with two logged errors, of which the one in the
+# first half of the run is ignored.
 made() {
     mkdir -p "$work/$1"
     printf '{"arm":"%s","seed":%d,"settings":{"model":"125m","iterations":100,"global_batch_size":%d,
@@ -37,8 +37,9 @@ says() {
     tr -s ' \\\n' ' ' <"$work/page/125m.md" | grep -qF -- "$(tr -s ' ' <<<"$1")" ||
         { why="no '$1' in $(grep -F "${1:0:12}" "$work/page/125m.md" | head -n 3)"; return 1; }
 }
-# Gaps 0.01, 0.03, 0.02, 0.02: mean 0.02, standard deviation sqrt(0.0002 / 3) = 0.00816, three
-# degrees of freedom, t = 3.182: 0.01299 for four seeds, 0.02598 for one.
+# The gaps 0.01, 0.03, 0.02, 0.02 have mean 0.02 and standard deviation sqrt(0.0002 / 3) = 0.00816.
+# With three degrees of freedom t = 3.182, so the half width of the interval is 0.01299 for four
+# seeds and 0.02598 for one.
 by_hand() {
     reports "$work/one" "$work/two" || return 1
     says '| baseline | 4 | 3.01000 | - | - | - |  | 0.2000 | 2.000 | 2.500 | 1,000 |' &&
@@ -66,7 +67,7 @@ warnings() {
         says 'Presets with one seed share one reference'
 }
 check "warnings on the page" warnings
-command_of() { # the micro-batch size is included if all runs have the same
+command_of() { # includes the micro-batch size only if all runs have the same
     local command='    dev/experiments/study run --data PREFIX --model 125m --iterations 100 --global-batch-size 64'
     cp -r "$work/one" "$work/eight" && reports "$work/eight" && says "$command --ranks 4 --gpus-per-node 2" ||
         return 1
@@ -78,21 +79,21 @@ command_of() { # the micro-batch size is included if all runs have the same
         { why="a reference of nothing"; return 1; }
 }
 check "the command that produced the runs" command_of
-reversed() { # with opposite signs, and no known noise
+reversed() { # gaps with opposite signs and no noise estimate
     made three baseline 1 3.0 && made three tlq 1 2.8 && made three tlq-hs 1 2.9 && reports "$work/three" ||
         return 1
     says '| tlq | 1 | 2.80000 | -0.20000 | - | -6.667 | one seed: inconclusive |' &&
         says 'no gap can be distinguished from random' && says 'tlq is worse than tlq-hs: inconclusive with one seed'
 }
 check "no conclusion from a single seed" reversed
-# No preset has several seeds. The baseline has 3.0 and 3.2: standard deviation 0.14142, times
-# sqrt(2), t = 12.706.
+# Only the baseline has several seeds. Losses 3.0 and 3.2 give a standard deviation of 0.14142, a
+# gap has sqrt(2) times that, and t = 12.706.
 from_baseline() {
     made three baseline 2 3.2 && reports "$work/three" &&
         says '| tlq | 1 | 2.80000 | -0.20000 | 2.54120 | -6.667 | inside the noise |'
 }
 check "the baseline's seeds give the noise" from_baseline
-# lost FOLDER PRESET SEED: a run that diverged.
+# lost FOLDER PRESET SEED: writes the result of a run that diverged.
 lost() {
     made "$1" "$2" "$3" null &&
         sed -i 's/"diverged":false/"diverged":true/; s/\[3,2,null\]/[3,2]/' "$work/$1/$2.$3.json"
@@ -115,9 +116,9 @@ diverged() {
         grep -q 'ulq (1 diverged)' "$work/page/125m_gaps.svg"
 }
 check "diverged runs count against their preset" diverged
-# Three gaps that are equal by chance, 0.02, next to a preset whose gaps scatter by 0.00816. The
-# spread is pooled: sqrt(0.0002 / 5) = 0.00632. Both share the baseline's runs, so t has three
-# degrees of freedom.
+# One preset has three gaps that are all 0.02 by chance; another one's gaps have a standard
+# deviation of 0.00816. The pooled one is sqrt(0.0002 / 5) = 0.00632. Both presets share the
+# baseline's runs, so t has only three degrees of freedom.
 lucky() {
     local i=0 loss
     cp -r "$work/one" "$work/seven"
@@ -147,7 +148,7 @@ check "a result without its loss" wrong "not a result of this program" "$work/fi
 # ---- real runs -----------------------------------------------------------------------------------
 tiny=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32 \
     --make-vocab-size-divisible-by 8 --tokenizer-type Byte --lr 3e-3 --min-lr 3e-4)
-# runs CODE PRESETS SEEDS [OPTIONS...]
+# runs CODE PRESETS SEEDS [OPTIONS...]: runs the study and checks its exit code
 runs() {
     local rc=0 code=$1 presets=$2 seeds=$3
     shift 3
@@ -194,7 +195,7 @@ END
 check "contents of a result" contents
 real_report() {
     "$study" report "$work/study/125m" --out "$work/page2" >"$work/out" 2>"$work/err" &&
-        grep -q '^| sdp4bit | 2 |' "$work/page2/125m.md" || say "no report"
+        grep -q '^| sdp4bit | 2 |' "$work/page2/125m.md" || say "the report was not written"
 }
 check "a report of real runs" real_report
 shows() {
@@ -207,7 +208,7 @@ other_settings() {
     runs 5 baseline 1 && error_names 5 "choose another --results folder" 5
 }
 check "results with different settings are not mixed" other_settings
-# Runs on GPUs that ranks share need --emulate-nodes. They are comparable with others.
+# --emulate-nodes changes only the transport, so results with and without it are comparable.
 other_transport() {
     python3 - "$study" "$work" <<'END' 2>"$work/err" || say "$(tail -n 1 "$work/err")"
 import os, sys, types
@@ -232,11 +233,11 @@ check "--emulate-nodes is not part of the settings" other_transport
 fails() {
     extra=()
     ERRORS=0 runs 1 qwd 3 --micro-batch-size 3 && grep -q 'qwd seed 3: exit code 2: error: ' "$work/err" &&
-        [ ! -e "$work/study/125m/qwd.3.json" ] || say "a failed run"
+        [ ! -e "$work/study/125m/qwd.3.json" ] || say "the failed run has a result"
 }
 check "a failed run is reported and has no result" fails
-# fails_alike CODE OPTIONS...: a usage or environment error, which every run would repeat. One line
-# reports the run, another the runs that were not started.
+# fails_alike CODE OPTIONS...: a usage or environment error would occur in every run, so the study
+# ends after the first one. One line reports the failed run and another the remaining runs.
 fails_alike() {
     local code=$1
     shift
@@ -244,12 +245,12 @@ fails_alike() {
     ERRORS=0 runs 1 baseline,qwd,tlq 4 "$@" || return 1
     [ "$(grep -c ": exit code $code: error: " "$work/err")" -eq 1 ] &&
         grep -qx "stopped: exit code $code will most likely repeat; 2 of 3 runs were not started" \
-            "$work/err" || say "it continued"
+            "$work/err" || say "the study continued"
 }
 check "a usage error ends the study at its first run" fails_alike 2 --micro-batch-size 3
 no_program() { BUILD=$work/none fails_alike 3; }
 check "an environment error ends it too" no_program
-claimed_elsewhere() { # a run that another process has locked is skipped
+claimed_elsewhere() { # skips a run that another process has locked
     extra=()
     mkdir -p "$work/study/raw/125m"
     (
@@ -259,7 +260,7 @@ claimed_elsewhere() { # a run that another process has locked is skipped
     ) 9>"$work/study/raw/125m/tlq.3.lock" || { why="$(cat "$work/out")"; return 1; }
     runs 0 tlq 3 && [ -e "$work/study/125m/tlq.3.json" ]
 }
-check "two processes do not make the same run" claimed_elsewhere
+check "two processes do not execute the same run" claimed_elsewhere
 usage() { # CODE TEXT OPTIONS...
     local rc=0 code=$1 text=$2
     shift 2

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts/train_*.sh and scripts/slurm: the flags they expand to, compared with the paper's model
-# configs and presets; real runs of a tiny model on CPU ranks, started by the script, by mpirun, and
-# from the batch files with stubs for Slurm's commands; signals; invalid input.
+# scripts/train_*.sh and scripts/slurm: their flags match the paper's model configs and presets.
+# Real runs of a tiny model on CPU ranks are started by the scripts, by mpirun, and from the batch
+# files with stubs for Slurm's commands. Also tests signals and invalid input.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
@@ -14,12 +14,12 @@ root=$PWD
 
 # ---- expanded commands ----------------------------------------------------------------------
 # expands CONFIG "VARIABLES" "FLAG=VALUE ..." [FLAGS...]: checks the command printed by DRY_RUN,
-# with the config's file expanded; the last of repeated flags wins. VALUE "on" means a flag without
-# a value; "FLAG=" must be absent.
+# with argument files expanded. If a flag is repeated, the last value counts. "FLAG=on" is a flag
+# without a value; "FLAG=" means that the flag is absent.
 expands() {
     local config=$1 variables=$2 expected=$3
     shift 3
-    # shellcheck disable=SC2086  # several variables
+    # shellcheck disable=SC2086 # split on purpose
     env DRY_RUN=1 $variables "scripts/train_$config.sh" "$@" >"$work/out" 2>"$work/err" ||
         { say "exit code $?"; return 1; }
     python3 - "$work/out" "$expected" >"$work/diff" <<'END' || { why=$(cat "$work/diff"); return 1; }
@@ -70,7 +70,7 @@ config 350m 24 1024 16 3e-4 3e-5 8 256
 config 1.3b 24 2048 16 2e-4 2e-5 4 256
 config 2.7b 32 2560 32 1.6e-4 1.6e-5 1 ""
 config 6.7b 32 4096 32 1.2e-4 1.2e-5 2 256
-# Llamas have GPT-2's vocabulary unless a tokenizer is given.
+# Llama configs use GPT-2's vocabulary unless a tokenizer is given.
 llama() { # NAME LAYERS HIDDEN HEADS MLP LR MICRO-BATCH GLOBAL-BATCH
     check "config of Llama $1" expands "llama_$1" "DEVICE=cpu DATA_PATH=a_b PRESET=qwd" \
         "num-layers=$2 hidden-size=$3 num-attention-heads=$4 ffn-hidden-size=$5 lr=$6 micro-batch-size=$7
@@ -109,9 +109,9 @@ preset local "$weights $eden gradient-quantization-bits-inter=4 local-steps=30"
 
 printf 'node0%d slots=4\n' 1 2 3 4 >"$work/hosts-four"
 speed="micro-batch-size=1 mock-data=on log-interval=1 exit-interval=200 save= load="
-check "speed run, its own log" expands 125m "DEVICE=cpu SPEED=1 PRESET=qwd" \
+check "speed run: separate log directory" expands 125m "DEVICE=cpu SPEED=1 PRESET=qwd" \
     "log-jsonl=runs/125m-qwd-speed/log.jsonl tensorboard-dir=runs/125m-qwd-speed/tensorboard"
-check "speed run, LOG_DIR wins" expands 125m "DEVICE=cpu SPEED=1 LOG_DIR=l" "log-jsonl=l/log.jsonl"
+check "speed run: LOG_DIR replaces it" expands 125m "DEVICE=cpu SPEED=1 LOG_DIR=l" "log-jsonl=l/log.jsonl"
 check "speed run" expands 1.3b "DEVICE=cpu SPEED=1 RANKS=16 CHECKPOINT_PATH=c" \
     "$speed global-batch-size=16 gradient-alltoall-pipeline="
 check "speed run, quantized gradients" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 PRESET=sdp4bit" \
@@ -120,38 +120,38 @@ check "speed run of 6.7B: tensor parallel size 4" expands 6.7b \
     "DEVICE=cpu SPEED=1 RANKS=16 PRESET=sdp4bit MPIRUN_FLAGS=-q" \
     "$speed global-batch-size=4 gradient-alltoall-pipeline=8 tensor-model-parallel-size=4
     pipeline-model-parallel-size=1" --gpus-per-node 8
-# The paper's 13B and 18B are not interleaved.
+# As in the paper, 13B and 18B do not use interleaved stages.
 layout() { # CONFIG "VARIABLES" TENSOR PIPELINE BATCH [FLAGS...]
     expands "$1" "DEVICE=cpu SPEED=1 PRESET=sdp4bit $2" \
         "$speed global-batch-size=$5 tensor-model-parallel-size=$3 pipeline-model-parallel-size=$4
         gradient-alltoall-pipeline=" "${@:6}"
 }
-check "speed run of 13B: size 8" layout 13b RANKS=16 8 1 2
-check "speed run of 18B: size 8" layout 18b RANKS=32 8 1 4 --gpus-per-node 8
-check "nodes of four: size 4, two stages" layout 13b RANKS=16 4 2 2 --gpus-per-node 4
-check "hosts of four" layout 18b "HOSTFILE=$work/hosts-four" 4 2 2
-check "a Slurm allocation of hosts of four" layout 18b \
+check "speed run of 13B: tensor parallel size 8" layout 13b RANKS=16 8 1 2
+check "speed run of 18B: tensor parallel size 8" layout 18b RANKS=32 8 1 4 --gpus-per-node 8
+check "nodes of four GPUs: tensor parallel size 4, two stages" layout 13b RANKS=16 4 2 2 --gpus-per-node 4
+check "a host file with four slots per host: the same" layout 18b "HOSTFILE=$work/hosts-four" 4 2 2
+check "a Slurm allocation of hosts with four GPUs: the same" layout 18b \
     "SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=8 SLURM_NTASKS_PER_NODE=4" 4 2 4
-check "an mpirun rank on a host of four" layout 13b \
+check "an mpirun rank on a host with four ranks: the same" layout 13b \
     "OMPI_COMM_WORLD_SIZE=16 OMPI_COMM_WORLD_LOCAL_SIZE=4" 4 2 2
-check "an srun rank on a host of four" layout 13b \
+check "an srun rank on a host with four ranks: the same" layout 13b \
     "PMIX_RANK=0 SLURM_STEP_NUM_TASKS=16 SLURM_STEP_TASKS_PER_NODE=4(x4)" 4 2 2
-check "a layout on the command line wins" layout 13b RANKS=16 2 4 2 --tensor-model-parallel-size 2 \
+check "a layout on the command line takes precedence" layout 13b RANKS=16 2 4 2 --tensor-model-parallel-size 2 \
     --pipeline-model-parallel-size=4
-check "only one size given: the other is 1" layout 13b RANKS=16 4 1 4 --tensor-model-parallel-size 4
+check "if only one parallel size is given, the other is 1" layout 13b RANKS=16 4 1 4 --tensor-model-parallel-size 4
 check "a plan for more ranks" layout 13b RANKS=1 8 1 16 --plan --plan-world-size 128
 check "13B accuracy run: the same layout" expands 13b "DEVICE=cpu DATA_PATH=d RANKS=16" \
     "tensor-model-parallel-size=8 pipeline-model-parallel-size=1 global-batch-size= mock-data="
 check "speed run, weights only" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 PRESET=qwd" \
     "$speed gradient-alltoall-pipeline="
-check "speed run, a size without interleaving" expands 125m "DEVICE=cpu SPEED=1 RANKS=8 PRESET=tlq-hs" \
+check "speed run of a model without interleaving" expands 125m "DEVICE=cpu SPEED=1 RANKS=8 PRESET=tlq-hs" \
     "$speed gradient-alltoall-pipeline="
 check "environment variables" expands 6.7b \
     "DEVICE=cpu DATA_PATH=d VOCAB_FILE=v MERGE_FILE=m CHECKPOINT_PATH=c LOG_DIR=" \
     "vocab-file=v merge-file=m save=c load=c save-interval=2502 log-jsonl= tensorboard-dir="
-check "checkpoints of the others" expands 350m "DEVICE=cpu DATA_PATH=d CHECKPOINT_PATH=c LOG_DIR=l" \
+check "checkpoint and log directories" expands 350m "DEVICE=cpu DATA_PATH=d CHECKPOINT_PATH=c LOG_DIR=l" \
     "save-interval=5002 log-jsonl=l/log.jsonl"
-check "command-line flags win" expands 125m "DEVICE=cpu DATA_PATH=d PRESET=sdp4bit" \
+check "command-line flags take precedence" expands 125m "DEVICE=cpu DATA_PATH=d PRESET=sdp4bit" \
     "lr=1 wq-group-size=128 seed=3" --lr 1 --wq-group-size 128 --seed=3
 blend() {
     DRY_RUN=1 DEVICE=cpu DATA_PATH="0.7 a 0.3 b" scripts/train_125m.sh >"$work/out" &&
@@ -162,10 +162,10 @@ blank() {
     mkdir -p "$work/my data" && : >"$work/my data/a b.idx"
     DRY_RUN=1 DEVICE=cpu DATA_PATH="$work/my data/a b" scripts/train_125m.sh >"$work/out" &&
         grep -qF -- "--data-path $work/my\\ data/a\\ b --log" "$work/out" ||
-        say "the prefix was taken apart: $(cat "$work/out")"
+        say "the prefix was split: $(cat "$work/out")"
 }
 check "a path prefix with spaces" blank
-# Argument files, nested, expanded as the trainer does.
+# Nested argument files are expanded as in the trainer.
 mkdir "$work/args"
 printf '\357\273\277# --no such\n--data-path "a b" c\\ d # --plan\n--x=\047 y "\047\\\n--z @inner/more.args "" \\@w "@v" --not#this\r\n' >"$work/args/outer.args"
 mkdir "$work/args/inner"
@@ -216,7 +216,7 @@ check "an MPICH rank" expands 125m "SPEED=1 PMI_RANK=0 PMI_SIZE=6" "launcher=non
 refuses() { # CODE TEXT "VARIABLES" CONFIG [FLAGS...]
     local code=$1 text=$2 variables=$3 config=$4 rc=0
     shift 4
-    # shellcheck disable=SC2086  # several variables
+    # shellcheck disable=SC2086 # split on purpose
     env $variables "scripts/train_$config.sh" "$@" >"$work/out" 2>"$work/err" </dev/null || rc=$?
     error_names "$code" "$text" $rc
 }
@@ -234,9 +234,9 @@ check "ranks that do not fit the nodes" refuses 2 "spread evenly" \
     "$cpu RANKS=6 SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=4" 125m
 check "srun without PMIx" refuses 3 "srun --mpi=pmix" "$cpu SLURM_STEP_NUM_TASKS=8" 125m
 others_are_silent() {
-    # shellcheck disable=SC2086  # several variables
+    # shellcheck disable=SC2086 # split on purpose
     env $cpu SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=3 scripts/train_125m.sh >"$work/out" 2>"$work/err" </dev/null
-    [ $? = 3 ] && [ ! -s "$work/err" ] || say "exit code or words of another task"
+    [ $? = 3 ] && [ ! -s "$work/err" ] || say "task 3 printed a message or has another exit code"
 }
 check "srun without PMIx: the other tasks are silent" others_are_silent
 check "a program that is not built" refuses 3 "run make cpu" "$cpu BUILD=$work/nowhere" 125m
@@ -252,15 +252,15 @@ helps() { scripts/train_1.3b.sh --help >"$work/out" 2>"$work/err" &&
     grep -q "configs/gpt_1.3b.args" "$work/out" && [ ! -s "$work/err" ] || say "no help"; }
 check "--help" helps
 
-# A directory with the log of another run. A stub for the trainer records the log it opens; it
-# rejects a plan or a data inspection if REFUSED is set.
+# LOG_DIR contains the log of another run. A stub for the trainer appends a line to the log it
+# opens. If REFUSED is set, it rejects --plan and --inspect-data.
 mkdir "$work/stand-in"
 printf '#!/bin/sh\ncase "$*" in *--plan* | *--inspect-data*) exit ${REFUSED:-0} ;; esac\necho "{\"kind\":\"start\"}" >>"$LOG_DIR/log.jsonl"\n' >"$work/stand-in/train_gpt_cpu"
 chmod +x "$work/stand-in/train_gpt_cpu"
-# into_logs LOGS STARTS "VARIABLES" [FLAGS...]: runs in a directory with a log, its TensorBoard
-# events and two that were moved earlier (one of them only events). $owner is the checkpoint
-# directory that the log belongs to, or "nobody". Afterward there must be LOGS logs, the current one
-# with STARTS starts.
+# into_logs LOGS STARTS "VARIABLES" [FLAGS...]: runs with a log directory that contains a log with
+# its TensorBoard events, and two that were moved aside earlier (one of them only events). $owner is
+# the checkpoint directory to which the log belongs, or "nobody". Checks that there are LOGS logs
+# after the run and that STARTS runs have written to the current one.
 into_logs() {
     local logs=$1 starts=$2 variables=$3 found
     shift 3
@@ -270,7 +270,7 @@ into_logs() {
     echo '{"kind":"start"}' >"$work/logs/log.jsonl"
     : >"$work/logs/tensorboard/events"
     [ "$owner" = nobody ] || echo "$owner" >"$work/logs/log.run"
-    # shellcheck disable=SC2086  # several variables
+    # shellcheck disable=SC2086 # split on purpose
     env BUILD="$work/stand-in" DEVICE=cpu RANKS=1 DATA_PATH=d LOG_DIR="$work/logs" $variables \
         scripts/train_125m.sh "$@" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
     found=$(find "$work/logs" -name 'log*.jsonl' | wc -l)
@@ -297,47 +297,46 @@ printf -- '--load "%s" # the same\n--save "%s" --save-interval 5\n' "$work/saved
     >"$work/args/saved.args"
 owner=nobody
 check "a log of another run is moved aside" into_logs 3 1 ""
-check "moved aside for a checkpoint directory without checkpoints" into_logs 3 1 \
+check "moves the log aside if the checkpoint directory is empty" into_logs 3 1 \
     "CHECKPOINT_PATH=$work/unsaved"
-check "moved aside for a speed run, which resumes nothing" into_logs 3 1 "SPEED=1 CHECKPOINT_PATH=$work/saved"
-check "moved aside by rank 0 of a surrounding mpirun" into_logs 3 1 \
+check "moves the log aside for a speed run, which does not resume" into_logs 3 1 "SPEED=1 CHECKPOINT_PATH=$work/saved"
+check "rank 0 of a surrounding mpirun moves the log aside" into_logs 3 1 \
     "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0"
-check "not moved by its other ranks" into_logs 2 2 "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1"
-check "not moved by other srun tasks" into_logs 2 2 "PMIX_RANK=1 SLURM_STEP_NUM_TASKS=2"
+check "other ranks of a surrounding mpirun do not move the log" into_logs 2 2 "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1"
+check "other tasks of srun do not move the log" into_logs 2 2 "PMIX_RANK=1 SLURM_STEP_NUM_TASKS=2"
 check "a resumed run appends to its log" into_logs 2 2 "CHECKPOINT_PATH=$work/saved"
 check "a run resumed by flags appends" into_logs 2 2 "CHECKPOINT_PATH=$work/unsaved" --load="$work/saved" \
     --save "$work/saved"
 check "a run resumed by an argument file appends" into_logs 2 2 "" "@$work/args/saved.args"
-check "moved aside for a run that only loads a checkpoint" into_logs 3 1 "" --load "$work/saved"
-check "moved aside for a run that saves elsewhere" into_logs 3 1 "CHECKPOINT_PATH=$work/unsaved" --load \
+check "moves the log aside for a run that only loads a checkpoint" into_logs 3 1 "" --load "$work/saved"
+check "moves the log aside for a run that saves to another directory" into_logs 3 1 "CHECKPOINT_PATH=$work/unsaved" --load \
     "$work/saved"
-check "moved aside for --finetune" into_logs 3 1 "CHECKPOINT_PATH=$work/saved" --finetune
+check "moves the log aside for --finetune" into_logs 3 1 "CHECKPOINT_PATH=$work/saved" --finetune
 check "another log path: the events of two runs are not mixed" into_logs 3 1 "" \
     --log-jsonl "$work/elsewhere.jsonl"
 check "another events path: the logs of two runs are not mixed" into_logs 3 1 "" \
     --tensorboard-dir "$work/elsewhere"
-check "other paths for both leave the log in place" into_logs 2 2 "" --log-jsonl "$work/elsewhere.jsonl" \
+check "other paths for log and events leave the log in place" into_logs 2 2 "" --log-jsonl "$work/elsewhere.jsonl" \
     --tensorboard-dir "$work/elsewhere"
 check "a plan leaves the log in place" into_logs 2 1 "" --plan
 check "a data inspection leaves the log in place" into_logs 2 1 "" --inspect-data 0
 check "a dry run leaves the log in place" into_logs 2 1 "DRY_RUN=1"
 check "refused flags leave the log in place, and a rank reports them" into_logs 2 2 \
     "REFUSED=2 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0"
-check "a machine that cannot start the trainer alone reports nothing" into_logs 3 1 "REFUSED=3"
+check "a machine that cannot run the trainer as a single process prints no error" into_logs 3 1 "REFUSED=3"
 owner=$work/saved
 check "a log known to belong to the run is appended to" into_logs 2 2 "CHECKPOINT_PATH=$work/saved"
-check "the same if the directory is given by another path" into_logs 2 2 \
+check "the same if another path names the checkpoint directory" into_logs 2 2 \
     "CHECKPOINT_PATH=$work/unsaved/../saved"
 owner=$work/unsaved
 check "the log of a run with other checkpoints is moved" into_logs 3 1 "CHECKPOINT_PATH=$work/saved"
 owner=
 check "the log of an inspection that saved nothing is moved" into_logs 3 1 "CHECKPOINT_PATH=$work/saved"
-# The line about communication formats at the start. On one machine, a preset's inter-node format is
-# unused.
+# The line about communication formats. On one machine, the inter-node format of a preset is unused.
 formats() { # TEXT "VARIABLES" [FLAGS...]
     local text=$1 variables=$2
     shift 2
-    # shellcheck disable=SC2086  # several variables
+    # shellcheck disable=SC2086 # split on purpose
     env BUILD="$work/stand-in" DEVICE=cpu RANKS=4 DATA_PATH=d LOG_DIR="$work/logs" $variables \
         scripts/train_125m.sh "$@" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
     [ "$(grep -c '^communication: ' "$work/out")" = 1 ] && grep '^communication: ' "$work/out" |
@@ -352,7 +351,7 @@ check "nodes of one rank" formats "gradients int4, weights bf16, between 4 nodes
     --gpus-per-node=1
 check "the baseline" formats "gradients fp32 within nodes of 2 ranks, fp32 between nodes; weights bf16" \
     PRESET=baseline --gpus-per-node 2
-check "flags win over the preset" formats "gradients bf16, weights int8, within one node" "PRESET=baseline-bf16" \
+check "flags take precedence over the preset" formats "gradients bf16, weights int8, within one node" "PRESET=baseline-bf16" \
     --quantized-weights --weight-quantization-bits 8 --weight-quantization-method direct
 check "EDEN" formats "gradients int8 within nodes of 2 ranks, eden3 between nodes; weights int4 differences" \
     PRESET=eden3 --gpus-per-node 2
@@ -362,25 +361,25 @@ check "lossless weights" formats "gradients fp32, weights lossless bf16, between
 check "local steps" formats "int8 within nodes of 2 ranks, eden4 every 30 steps between nodes" PRESET=local \
     --gpus-per-node 2
 check "one rank" formats "none, there is one rank" "PRESET=sdp4bit RANKS=1"
-laid_out() { # ROW TEXT "VARIABLES" [FLAGS...]: the same, and checks the layout line
+laid_out() { # LAYOUT TEXT "VARIABLES" [FLAGS...]: like formats, and checks the layout line
     formats "${@:2}" || return 1
     grep -qF "layout: $1" "$work/out" || { why="no '$1' in $(cat "$work/out")"; return 1; }
 }
-check "nodes of one tensor-parallel group" laid_out "tensor parallel 2, pipeline 1, data parallel 2" \
+check "nodes with one tensor-parallel group each" laid_out "tensor parallel 2, pipeline 1, data parallel 2" \
     "gradients int4, weights int4 differences, between 2 nodes of one data-parallel rank" PRESET=sdp4bit \
     --gpus-per-node 2 --tensor-model-parallel-size 2
-check "nodes of two stages" laid_out "tensor parallel 1, pipeline 2, data parallel 4" \
+check "nodes with two stages each" laid_out "tensor parallel 1, pipeline 2, data parallel 4" \
     "gradients int8 within nodes of 2 data-parallel ranks, int4 between nodes" "PRESET=tlq RANKS=8" \
     --gpus-per-node 2 --pipeline-model-parallel-size 2
 check "one model over all ranks" laid_out "tensor parallel 2, pipeline 2, data parallel 1" \
     "none, there is one data-parallel rank" "" --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
-says_nothing() { # a rank of another mpirun leaves the message to the trainer
+says_nothing() {
     env BUILD="$work/stand-in" DEVICE=cpu DATA_PATH=d LOG_DIR= OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=0 \
         scripts/train_125m.sh >"$work/out" 2>"$work/err" </dev/null
     ! grep -q 'communication:' "$work/out" "$work/err"
 }
 check "a rank of a surrounding mpirun prints nothing" says_nothing
-# An inspection between two parts of a run sets the log aside; the run then continues in that log.
+# An inspection between two parts of a run moves the run's log aside. The second part restores it.
 parts() {
     local part
     rm -rf "$work/logs" "$work/unsaved"/*
@@ -405,8 +404,8 @@ parts() {
 check "an inspection between two parts of a run gets its own log" parts
 
 # ---- real runs ------------------------------------------------------------------------------
-# The tiny model and batch of lib.sh. The config gives warm-up as a fraction, which excludes a
-# number of iterations.
+# The model and batch of lib.sh without --lr-warmup-iters, because the config sets
+# --lr-warmup-fraction.
 tiny=("${model[@]}")
 for ((i = 0; i < ${#batch[@]}; i++)); do if [ "${batch[i]}" = --lr-warmup-iters ]; then i=$((i + 1)); else \
     tiny+=("${batch[i]}"); fi; done
@@ -448,7 +447,7 @@ check "a second run does not write into the first one's log" second_run
 never_starts() { # CODE TEXT "VARIABLES" [FLAGS...]: the previous run keeps its log
     local code=$1 text=$2 variables=$3 rc=0
     shift 3
-    # shellcheck disable=SC2086  # several variables
+    # shellcheck disable=SC2086 # split on purpose
     env DEVICE=cpu RANKS=4 DATA_PATH="$data" LOG_DIR="$work/self" $variables scripts/train_125m.sh \
         "${tiny[@]}" "$@" >"$work/out" 2>"$work/err" </dev/null || rc=$?
     error_names "$code" "$text" $rc && cmp -s "$work/self/log.jsonl" "$work/self.jsonl" &&
@@ -499,8 +498,8 @@ cut_speed_run() { # 13B's layout on nodes of four, on a tiny model
 }
 check "a speed run of 13B's layout" cut_speed_run
 
-# Two machines: two addresses of this one, and a stub for ssh that runs its command under another
-# host name. MPI starts its daemons, places ranks and detects nodes as on two machines.
+# Imitates two machines by two addresses of this one and a stub for ssh that runs its command under
+# another host name. MPI starts daemons, places ranks and detects nodes as on two machines.
 cat >"$work/bin/agent" <<'END'
 #!/bin/bash
 while [[ $1 = -* ]]; do shift; done
@@ -511,7 +510,7 @@ END
 chmod +x "$work/bin/agent"
 printf '127.0.0.2 slots=2\n127.0.0.3 slots=2\n' >"$work/two"
 on_two_machines() { # FLAGS...
-    # The machines need TCP, which scripts/test.sh excludes (one_machine of scripts/common.sh).
+    # Two machines communicate by TCP, which one_machine of scripts/common.sh turns off.
     local agent="--mca plm_rsh_agent $work/bin/agent --mca plm_rsh_no_tree_spawn 1"
     HOSTFILE=$work/two MPIRUN_FLAGS="$agent --mca btl ^openib,ofi" PRESET=sdp4bit DEVICE=cpu \
         DATA_PATH=$data CHECKPOINT_PATH=$work/two-save LOG_DIR=$work/two-log \
@@ -528,13 +527,13 @@ two_machines() {
     same_training self two
 }
 if unshare --uts true 2>/dev/null && mpirun --version 2>/dev/null | grep -q 'Open MPI) 4'; then
-    check "a host file of two machines: the same as 2 x 2 on one, resumed half-way" two_machines
+    check "a host file with two machines: matches 2 x 2 ranks on one, and resumes" two_machines
 else
-    skip "a host file of two machines" "no right to another host name, or not Open MPI 4"
+    skip "a host file with two machines" "needs permission to set a host name, and Open MPI 4"
 fi
 
-# A run long enough to be interrupted; it must save, exit with 75 and resume from there.
-interrupted() { # SIGNAL; OpenBLAS with its default threads
+# A long run is interrupted. It must save, exit with 75 and resume from there.
+interrupted() { # SIGNAL
     local rc=0
     rm -rf "$work/save" "$work/cut"
     DEVICE=cpu RANKS=2 DATA_PATH=$data LOG_DIR=$work/cut CHECKPOINT_PATH=$work/save env \
@@ -552,14 +551,14 @@ check "SIGUSR1 to the script saves" interrupted USR1
 check "Ctrl-C saves" interrupted INT
 
 # --- batch files, with stubs for Slurm -------------------------------------------------------
-# shellcheck disable=SC2016  # to be expanded by the stand-ins
+# shellcheck disable=SC2016 # expanded by the fake programs
 {
     printf '#!/bin/bash\n[ "$1" = --mpi=pmix ] && [ "$SRUN_CPUS_PER_TASK" = 8 ] || exit 9\nwhile [[ $1 = -* ]]; do shift; done\nexec %s -np 2 "$@"\n' "${launcher[*]}" >"$work/bin/srun"
     printf '#!/bin/bash\necho "$@" >>"$REQUEUED"\n' >"$work/bin/scontrol"
 }
 chmod +x "$work/bin/srun" "$work/bin/scontrol"
-# batch FILE EXPECTED-CODE SIGNAL FLAGS...: runs the file as Slurm would, and sends the signal at
-# iteration 20 unless it is "none".
+# batch_job FILE CODE SIGNAL FLAGS...: runs the batch file like Slurm, sends SIGNAL at iteration 20
+# unless it is "none", and checks the exit code.
 batch_job() {
     local file=$1 code=$2 signal=$3 rc=0
     shift 3
@@ -589,7 +588,7 @@ for file in srun mpirun; do
         --train-iters 100000
     check "$file.sbatch returns the error code" batch_job $file.sbatch 2 none --num-layers 0
 done
-# shellcheck disable=SC2016  # to be expanded by the stand-in
+# shellcheck disable=SC2016 # expanded by the fake programs
 printf '#!/bin/bash\necho "$@"\n' >"$work/bin/srun"
 lost_rank() { # PRESET FLAG
     PATH=$work/bin:$PATH SLURM_SUBMIT_DIR=$root PRESET=$1 bash scripts/slurm/srun.sbatch \

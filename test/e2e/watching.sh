@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Monitoring during training: text samples, which must not change the training; the short log line;
-# warnings; the tags of TensorBoard events.
+# Monitoring during training: text samples (which must not change training), the short log line,
+# warnings, and the tags of TensorBoard events.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
@@ -8,7 +8,7 @@ data=$work/text_text_document
 sampling=(--sample-prompt "the quick " --sample-tokens 15 --sample-interval 4)
 
 # ---- text -----------------------------------------------------------------------------------
-# Dropout, several micro-batches, evaluations and a checkpoint: state that sampling could disturb.
+# Dropout, several micro-batches, evaluations and saves have state that sampling could disturb.
 busy=(--hidden-dropout 0.1 --attention-dropout 0.1 --micro-batch-size 1 --eval-interval 3 --save-interval 5 \
     "${paper[@]}")
 samples() {
@@ -46,8 +46,8 @@ check "samples as JSON lines" in_json
 recomputing() { logged again 2 --recompute-granularity full "${sampling[@]}" &&
     logged plain2 2 --recompute-granularity full && same_training plain2 again; }
 check "samples with full recomputation" recomputing
-# PROMPT BYTES: the number of ids after the prompt is as requested; they are bytes, and an invalid
-# UTF-8 byte prints as three.
+# lengths PROMPT: checks that a sample has the requested number of tokens after the prompt. Tokens
+# are bytes, and an invalid UTF-8 byte is printed as three bytes.
 lengths() {
     logged sampled 1 --sample-prompt "$1" --sample-tokens 3 --sample-temperature 0 || return 1
     grep '"kind":"sample"' "$work/sampled.jsonl" | python3 -c '
@@ -75,7 +75,7 @@ short() {
     ! grep -q '^ iteration' "$work/out" || { why="Megatron's line too"; return 1; }
 }
 check "--log-line short" short
-# warns TEXT NP FLAGS..., and quiet TEXT NP FLAGS...
+# warns TEXT NP FLAGS...: the output of a run contains TEXT. quiet TEXT NP FLAGS...: it does not.
 warns() { trains "${@:2}" && grep -qF -- "$1" "$work/out" || { why="no '$1'"; return 1; }; }
 quiet() { trains "${@:2}" && ! grep -qF -- "$1" "$work/out" || { why="'$1' needlessly"; return 1; }; }
 check "one node: inter-node bits have no effect" warns \
@@ -100,8 +100,8 @@ check "no spikes in a healthy run" quiet "WARNING: .*spike" 2 --train-iters 100 
     --log-interval 50
 
 # ---- TensorBoard ----------------------------------------------------------------------------
-# The events of the run above, read by TensorBoard's package if installed (PYTHON selects another
-# interpreter).
+# Reads the events of the run above with TensorBoard's package, if it is installed. PYTHON selects
+# the interpreter.
 python=${PYTHON:-python3}
 tags() {
     "$python" - "$work/tb" "$(field sampled loss | sed -n '5s/.* //p')" <<'END' 2>"$work/err" || { \
@@ -110,7 +110,7 @@ import struct, sys
 from tensorboard.backend.event_processing import event_accumulator as ea
 events = ea.EventAccumulator(sys.argv[1], size_guidance={ea.SCALARS: 0, ea.TENSORS: 0})
 events.Reload()
-# Megatron-LM's tags verbatim, and this program's own.
+# The tags of Megatron-LM, followed by the additional tags of this program.
 names = "learning-rate", "lm loss", "loss-scale", "grad-norm", "lm loss validation"
 megatron = {name + more for name in names for more in ("", " vs samples")}
 scalars = set(events.Tags()["scalars"])

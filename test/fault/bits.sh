@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Flips single bits of model weights, payloads and checkpoints (SDP4BIT_FAULT, llmc/base/fault.h).
-# Every flip must be detected and reported. Weights are repaired, and training continues as if
-# nothing had happened.
+# Every flip must be detected and reported. Weights are repaired, and training then continues
+# bitwise as without the fault.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
@@ -16,7 +16,7 @@ with_fault() { # FAULT NAME NP FLAGS...
     SDP4BIT_FAULT=$fault logged "$@"
 }
 repairs() { grep '^{"kind":"repair"' "$work/$1.jsonl" | sed 's/"kind":"repair",//'; }
-repaired() { # PRESET FAULT EXPECTED FLAGS...: logs EXPECTED; same training as without the fault
+repaired() { # PRESET FAULT EXPECTED FLAGS...: logs EXPECTED and trains as without the fault
     local name=$1 fault=$2 expected=$3
     shift 3
     [ -s "$work/$name.jsonl" ] || logged "$name" 4 "${run[@]}" "$@" --verify-replicas-interval 1 || return 1
@@ -44,12 +44,12 @@ repairs_logged() {
         { why="the log says $(grep -m 1 'weights of rank' "$work/out")"; return 1; }
 }
 check "the log has iteration, rank, bucket and repair count" repairs_logged
-# Without a majority, model weights are restored from the master weights. For the bf16 baseline they
-# are the rounded master weights, so training does not change.
+# Without a majority, model weights are restored from the master weights. The bf16 baseline's model
+# weights are the rounded master weights, so training does not change.
 check "baseline: two ranks of four, no majority" repaired baseline replica:1:5:0,replica:3:5:0 \
     '{"iteration":5,"bucket":0,"ranks":"0, 1, 2, 3","from":null}'
-# Tensor and pipeline parallelism. With one replica of each shard, only tensors that several ranks
-# hold can be compared: ranks 1 and 3 hold the same shard of the word embeddings.
+# Tensor and pipeline parallelism. With one data-parallel rank, only tensors that are replicated
+# inside the model can be compared: ranks 1 and 3 hold the same shard of the word embeddings.
 parts=(--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --make-vocab-size-divisible-by 16)
 check "T = P = 2: word embeddings on the first stage" repaired parts replica:1:5:0 \
     '{"iteration":5,"stage":0,"bucket":0,"tensor":"embedding.word_embeddings.weight","ranks":"1, 3","from":null}' \
@@ -73,7 +73,7 @@ no_majority() {
         { why="the checkpoint does not count the repair"; return 1; }
 }
 check "SDP4Bit: one rank of two, no majority" no_majority
-late() { # weight differences keep the error until the next check
+late() { # weights are sent as differences, so the error persists until the next check
     with_fault replica:2:5:0 late 4 "${run[@]}" "${several[@]}" --verify-replicas-interval 4 &&
         [ "$(repairs late)" = '{"iteration":8,"bucket":0,"ranks":"2","from":0}' ] ||
         { why="${why:-repairs: $(repairs late)}"; return 1; }
@@ -81,13 +81,13 @@ late() { # weight differences keep the error until the next check
     why=
 }
 check "detected by the next check" late
-before_saves() { # the default: every thousand iterations and before each save
+before_saves() { # by default, weights are checked every thousand iterations and before each save
     with_fault replica:2:5:0 before 4 "${run[@]}" "${several[@]}" --save "$work/before" --save-interval 7 &&
         [ "$(repairs before)" = '{"iteration":7,"bucket":0,"ranks":"2","from":0}' ] ||
         { why="${why:-repairs: $(repairs before)}"; return 1; }
 }
 check "detected before the next save, by default" before_saves
-unseen() { # control: without checks it is never detected
+unseen() { # control: shows that the flip is not detected by anything else
     with_fault replica:2:5:0 unseen 4 "${run[@]}" "${several[@]}" --verify-replicas-interval 0 \
         --save "$work/unseen" --save-interval 7 && [ -z "$(repairs unseen)" ] &&
         ! same_training sdp4bit unseen || { why="the fault changed nothing"; return 1; }
@@ -104,10 +104,11 @@ malformed() {
 check "a malformed SDP4BIT_FAULT" malformed
 
 # --- payloads ---
-# A step on 2 x 2 ranks with three buckets of one chunk has 12 exchanges: gradients of each bucket,
-# in backward order, inside the node and between nodes; then weights of each bucket, in forward
-# order, between nodes and inside the node. NUMBER[:BIT] TEXT SAVE-INTERVAL: flips the bit in the
-# payload that rank 1 receives in exchange NUMBER of iteration 6
+# A step on 2 x 2 ranks with three buckets of one chunk has 12 exchanges:
+#   0 to 5    gradients, for each bucket in backward order: inside the node, between nodes
+#   6 to 11   weights, for each bucket in forward order: between nodes, inside the node
+# found EXCHANGE[:BIT] TEXT SAVE-INTERVAL: flips a bit of the payload that rank 1 receives in that
+# exchange of iteration 6, and expects an error with TEXT.
 found() {
     rm -rf "$work/wire"
     SDP4BIT_FAULT=message:1:6:$1 train 4 "${run[@]}" "${several[@]}" --verify-wire --save "$work/wire" \
@@ -127,15 +128,15 @@ check "--verify-wire: weights inside the node, end of the payload" found 7:-1 \
     "rank 0 to rank 1, weights inside the node, bucket 0" 5
 check "--verify-wire: weights, detected before the following save" found 8 \
     "rank 3 to rank 1, weights between nodes, bucket 1" 1
-coded() { # BIT CONFIG: another codec, with a single bucket
+coded() { # BIT CONFIG: flips a bit of another codec's payload; there is a single bucket
     SDP4BIT_FAULT=message:1:6:1:$1 train 4 "${run[@]}" "@configs/$2.args" --gradient-alltoall-pipeline 1 \
         --verify-wire
     error_names 7 "message from rank 3 to rank 1, gradients between nodes, bucket 0: it was corrupted" $?
 }
-check "--verify-wire: EDEN code" coded 7 eden
+check "--verify-wire: code of an EDEN payload" coded 7 eden
 check "--verify-wire: end of a 3-bit EDEN payload" coded -1 eden3
 check "--verify-wire: 2-bit EDEN code" coded 100 eden2-ef
-last_step() { # no later step status can report it
+last_step() { # there is no later step to report it
     SDP4BIT_FAULT=message:2:12:11 train 4 "${run[@]}" "${several[@]}" --verify-wire
     error_names 7 "message from rank 3 to rank 2, weights inside the node, bucket 2" $?
 }

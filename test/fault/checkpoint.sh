@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Damaged checkpoints on 4 ranks: exit code 6 and one line with the name of the file. Saves that are
-# killed: the last complete checkpoint loads.
+# Damaged checkpoints on 4 ranks: exit code 6 and one line with the name of the file. After a killed
+# save, the last complete checkpoint loads. Also directories that are shared with another job, moved
+# or removed.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
@@ -11,7 +12,7 @@ check "checkpoints to damage" saves
 latest=iter_0000012
 bad=$work/bad
 
-# damaged NAME TEXT COMMAND...: the command damages the copy in $bad; loading it must fail with exit
+# damaged NAME TEXT COMMAND...: COMMAND damages the copy in $bad. Loading it must fail with exit
 # code 6 and an error line that contains TEXT.
 damaged() {
     rm -rf "$bad"
@@ -26,7 +27,7 @@ flip() {
     local offset=$2 byte
     [ "$offset" -ge 0 ] || offset=$(($(wc -c <"$1") + offset))
     byte=$(od -An -t u1 -j "$offset" -N 1 "$1" | tr -d ' ')
-    # shellcheck disable=SC2059 # the escape is the format
+    # shellcheck disable=SC2059 # the format is the escape
     printf "\\$(printf %03o $((byte ^ 4)))" | dd of="$1" bs=1 seek="$offset" conv=notrunc status=none
 }
 shard=mp_rank_00/shard_00002_of_00004.safetensors
@@ -57,8 +58,8 @@ for ((i = 0; i < places; i++)); do
 done
 put() { printf '%s' "$2" >"$1"; }
 pipe() { rm "$1" && mkfifo "$1"; }
-# A tracker without a valid iteration and no checkpoint to fall back to. (With one:
-# test/e2e/lineage.sh.)
+# The tracker has no valid iteration, and there is no checkpoint to fall back to.
+# test/e2e/lineage.sh tests the fallback.
 nothing_to_find() { rm "$bad/$latest/manifest.json" && put "$tracker" "$1"; }
 damaged "a tracker without a number" latest_checkpointed_iteration.txt nothing_to_find "twelve"
 damaged "an empty tracker" latest_checkpointed_iteration.txt nothing_to_find ""
@@ -67,8 +68,8 @@ damaged "a pipe as the manifest" manifest.json pipe "$bad/$latest/manifest.json"
 damaged "a pipe as a shard" shard_00002_of_00004 pipe "$bad/$latest/$shard"
 
 # --- fallback to the newest intact checkpoint before the damaged one ------------------------------
-# falls_back NAME ITERATION TEXT COMMAND...: after the command, a run loads ITERATION, prints a
-# warning that contains TEXT, and ends like the undisturbed run.
+# falls_back NAME ITERATION TEXT COMMAND...: after COMMAND has damaged checkpoints, a run loads
+# ITERATION, prints a warning that contains TEXT, and ends like the undisturbed run.
 falls_back() {
     check "$1" falls_back_to "${@:2}"
 }
@@ -100,8 +101,7 @@ falls_back "loads the previous checkpoint: a flipped bit in a shard" 8 \
 falls_back "loads the previous checkpoint: no manifest" 8 "$latest/manifest.json" rm "$bad/$latest/manifest.json"
 falls_back "loads the second previous checkpoint: two are damaged" 4 "shard_00002_of_00004.safetensors is damaged" \
     two_damaged
-# A tracker that names a missing checkpoint counts as damaged, whether its number is below or above
-# the existing iterations.
+# A tracker that names a missing checkpoint counts as damaged, for any iteration number.
 for named in "52 52" "99 99" "3 3" "0 0" "release 0"; do
     falls_back "loads the newest checkpoint: the tracker says ${named% *}" 12 \
         "names iteration ${named#* }, which has no checkpoint; resuming from the newest" put \
@@ -119,15 +119,15 @@ all_damaged() {
 }
 check "all damaged: reports the error of the newest" all_damaged
 
-# --- one rank hashes for longer than the limit on waiting for an idle rank ------------------------
-slow_reads() { # RANK FOLDER COMMAND...: each read() by that rank in FOLDER takes 2 s more
+# --- one rank reads files for longer than --distributed-timeout-minutes ---------------------------
+slow_reads() { # RANK FOLDER COMMAND...: each read() of RANK in FOLDER takes 2 s longer
     local shim=$BUILD/test/fault/shim.so launcher=("${launcher[@]}")
     launcher+=(-x LD_PRELOAD="$shim" -x SHIM_FOLDER="$2/" -x SHIM_RANK="$1" -x SHIM_AT=0 -x
         SHIM_SLOW_READ_MS=2000)
     "${@:3}" --distributed-timeout-minutes 0.06
 }
 check "a slow disk does not abort a load" slow_reads 2 "$work/good" trains "${run[@]}" --load "$work/good"
-damaged_elsewhere() { # an error on one rank stops the hashing on a slow rank
+damaged_elsewhere() { # an error on one rank stops a slow rank that is still hashing
     rm -rf "$bad"
     cp -r "$work/good" "$bad"
     find "$bad" -name 'shard_00001_of_00004*' -exec truncate -s -1 {} +
@@ -136,7 +136,7 @@ damaged_elsewhere() { # an error on one rank stops the hashing on a slow rank
 }
 check "a damaged file is named while a slow disk is read" damaged_elsewhere
 
-# --- a killed save: the folder still loads, and the next save removes leftovers -------------------
+# --- killed saves: the directory still loads, and the next save removes leftovers -----------------
 killed_saving() {
     local pid last rounds=3 round
     [ "${LONG:-0}" = 1 ] && rounds=15
@@ -160,7 +160,7 @@ killed_saving() {
     ! compgen -G "$work/torn/.iter_*" >/dev/null || { why="left $(echo "$work/torn"/.iter_*)"; return 1; }
 }
 check "saves killed with kill -9" killed_saving
-# --- two jobs in one folder, where each would remove the other's unfinished saves -----------------
+# --- two jobs in one directory would remove each other's unfinished saves, so the second is refused
 two_jobs() {
     local shared=(--gpus-per-node 1 --train-iters 100000 --lr-decay-iters 100 --save "$work/shared"
         --save-interval 3)
@@ -174,10 +174,10 @@ two_jobs() {
         $(($(cat "$work/shared/latest_checkpointed_iteration.txt") + 1))
 }
 check "a second job in the same folder" two_jobs
-# --- the folder is moved or removed during a run, and another job may use its path ----------------
+# --- the directory is moved or removed during a run, and another job may use its path -------------
 moving=(2 --gpus-per-node 1 --num-layers 1 --train-iters 100000 --lr-decay-iters 100 --log-interval 10000
     --save-interval 1500 --save "$work/moving")
-begin_moving() { # FLAGS...: starts a run and waits for its first save; the second comes later
+begin_moving() { # FLAGS...: starts a run and waits for the first of its two saves
     rm -rf "$work"/moving "$work"/moved "$work"/next
     in_background moving "${moving[@]}" "$@"
     wait_until grep -q 'successfully saved checkpoint' "$work/out" || say "no checkpoint"
@@ -189,7 +189,7 @@ end_moving() { # CODE: waits for the run; sends SIGUSR1 first if CODE is 75
     rc=$?
     [ $rc = "$1" ] || say "exit code $rc instead of $1"
 }
-moved_away() { # FLAGS...: another job has locked a new directory at the path
+moved_away() { # FLAGS...: a directory that another job has locked replaces the --save directory
     begin_moving "$@" || return 1
     mkdir "$work/next"
     exec 9>"$work/next/.lock"
@@ -202,7 +202,7 @@ moved_away() { # FLAGS...: another job has locked a new directory at the path
     [ "$(ls -A "$work/moving")" = .lock ] ||
         { why="the folder holds $(ls -A "$work/moving" | tr '\n' ' ')"; return 1; }
 }
-saved_in_new_directory() { # with one warning
+saved_in_new_directory() { # checks that there was one warning
     [ "$(grep -c "^WARNING: $work/moving was moved or removed" "$work/out")" = 1 ] &&
         [ "$(grep -c "^WARNING: $work" "$work/out")" = 1 ] || { why="$(grep WARNING "$work/out")"; return 1; }
     [ -e "$work/moving/$(printf 'iter_%07d' "$(cat "$work/moving/latest_checkpointed_iteration.txt")")" ] ||
@@ -218,7 +218,7 @@ removed() { # FLAGS...
     flock -n "$work/moved/.lock" true || { why="the old folder is still locked"; kill "$job"; return 1; }
     end_moving 75 && saved_in_new_directory
 }
-foreign_checkpoint() { # another run's checkpoints are not replaced
+foreign_checkpoint() { # another run's checkpoints are not overwritten
     begin_moving || return 1
     mkdir -p "$work/next/iter_0100000"
     touch "$work/next/iter_0100000/manifest.json"
@@ -234,7 +234,7 @@ else
     skip "directories moved during a run" "no flock"
 fi
 check "another run's checkpoint at the path of a moved directory" foreign_checkpoint
-elsewhere() { # no shared file system: only rank 0 finds the checkpoint
+elsewhere() { # without a shared file system only rank 0 finds the checkpoint
     local flags=("${model[@]}" "${batch[@]}" --data-path "$data" --gpus-per-node 1 --load good)
     mkdir -p "$work/elsewhere"
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 bash -c \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# MPI collectives that fail on one rank (mpi_shim.c): exit code 7 and one line, never a wrong
-# result. By default the first, the middle and the last call of each function fails; with LONG=1,
-# every call.
+# MPI calls that fail on one rank (mpi_shim.c): the run ends with exit code 7 and one line, never
+# with a wrong result. By default one run each fails in the first, the middle and the last call of
+# each function; with LONG=1, in every call.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the
 # functions
 . "$(dirname "$0")/../lib.sh"
@@ -16,13 +16,13 @@ if ldd "$BUILD/train_gpt_cpu" | grep -q libasan; then
 fi
 make_shard text 400 1
 data=$work/text_text_document
-# All features with collectives, in a few iterations.
+# Uses all features with collectives in a few iterations.
 busy=(--gpus-per-node 1 --train-iters 4 --log-interval 2 --log-params-norm --log-num-zeros-in-grad \
     --log-quantization-error-interval 2 --verify-replicas-interval 2
     --verify-wire --timing-log-level 2 --eval-interval 2 --eval-iters 1 --save "$work/save" \
         --save-interval 2 --load "$work/save" "${paper[@]}")
 
-# with_fault CALL AT [FLAGS...]: rank 1's AT-th call of this function fails.
+# with_fault CALL AT [FLAGS...]: runs with a failure of rank 1's AT-th call of this function.
 with_fault() {
     rm -rf "$work/save" "$work/count"
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MPI_FAULT_RANK=1 MPI_FAULT_CALL="$1" \
@@ -47,12 +47,13 @@ each() { # CALL COUNT
     for at in "${places[@]}"; do ends "$1" "$at" || return 1; done
 }
 while read -r call count <&3; do
-    # The number of polls varies from run to run, so the last one may not occur again.
+    # The number of polls varies between runs, so a run may not reach the last one.
     if [ "$call" = MPI_Test ]; then count=$((count < 200 ? count / 2 : 100)); fi
     check "$call fails on one of two ranks" each "$call" "$count"
 done 3<"$work/calls"
-# Ranks in separate PID namespaces, as on two hosts: a waiting rank must not mistake its own waiting
-# for a sign of life of the other. (The first process of a namespace cannot be stopped from inside.)
+# Ranks in separate PID namespaces imitate two hosts, whose process ids cannot be compared. A
+# waiting rank must still notice that the other one is stopped. (An inner shell starts the trainer,
+# because the first process of a namespace cannot stop itself.)
 on_two_hosts() { # CALL AT FLAGS...: rank 1 stops at call AT
     OMPI_MCA_btl=tcp,self MPI_FAULT_RANK=1 MPI_FAULT_CALL="$1" MPI_FAULT_AT="$2" MPI_FAULT_STOP=1 timeout \
         -k 5 "$LIMIT" "${launcher[@]}" -np 2 \
@@ -66,7 +67,8 @@ stopped_on_another_host() { # CALL AT FLAGS...
     on_two_hosts "$1" "$2" --train-iters 4 --distributed-timeout-minutes 0.05 "${@:3}"
     error_names 7 "waited" $?
 }
-# While the files of a checkpoint are hashed, ranks that have finished wait for slower ones.
+# Stops a rank while checkpoint files are hashed, when ranks that have finished wait for slower
+# ones.
 stopped_in_loading() {
     local at
     rm -rf "$work/save"
@@ -75,7 +77,7 @@ stopped_in_loading() {
     for at in 11 12 13; do
         on_two_hosts MPI_Iallreduce "$at" --train-iters 4 --distributed-timeout-minutes 0.05 \
             --load "$work/save"
-        # The waiting call varies: rank 1 may stop before its message is sent.
+        # The message varies with the time of the stop, but always says that a rank waited.
         error_names 7 "waited" $? || { why="call $at: $why"; return 1; }
     done
 }
@@ -85,6 +87,6 @@ if unshare -p -f --mount-proc true 2>/dev/null; then
 else skip "a rank of another host stops" "no PID namespaces for this user"; fi
 for call in MPI_Comm_split MPI_Comm_split_type MPI_Comm_idup MPI_Ibarrier MPI_Ibcast MPI_Iallreduce \
     MPI_Iallgather MPI_Igatherv MPI_Test; do
-    check "$call is used" grep -q "^$call " "$work/calls"
+    check "the run calls $call" grep -q "^$call " "$work/calls"
 done
 finish

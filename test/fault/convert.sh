@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# convert_checkpoint with a full disk, or killed, at any file operation: its output directory is
-# complete or absent, and the next attempt succeeds.
+# convert_checkpoint runs out of disk space or is killed at any file operation: the output directory
+# is complete or absent, and the next attempt succeeds.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 shim=$BUILD/test/fault/shim.so
 [ -e "$shim" ] || { not_ok "$shim" "not built; run make BUILD=$BUILD test-programs"; finish; }
-# Hides the shell's messages about killed processes.
+# The outer redirection hides the shell's messages about killed processes.
 convert() {
     { timeout -k 5 "$LIMIT" "$BUILD/convert_checkpoint" "$@" >"$work/out" 2>"$work/err" </dev/null; } \
         2>/dev/null
 }
 wrong() { why=$1; }
 
-# at_calls STEP ERRNO GOOD FLAGS...: makes every STEP-th operation in $work/to fail, one per run.
-# After each run, GOOD checks the output; its argument is 1 if the run failed.
+# at_calls STEP ERRNO GOOD FLAGS...: runs the converter repeatedly; in each run another operation in
+# $work/to fails (every STEP-th one). GOOD checks the output; its argument is 1 if the run failed.
 at_calls() {
     local step=$1 errno=$2 good=$3 at rc
     shift 3

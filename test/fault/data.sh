@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Damaged data on 4 ranks: the documented exit code and exactly one error line with the file name,
-# within seconds.
+# Damaged data on 4 ranks ends a run within seconds, with the documented exit code and one error
+# line that names the file.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard good 300 1
@@ -14,7 +14,7 @@ broken() {
 }
 # put FILE OFFSET BYTES: overwrites bytes; BYTES has printf escapes.
 put() {
-    # shellcheck disable=SC2059 # the escapes are the format
+    # shellcheck disable=SC2059 # the format has the escapes
     printf "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
 }
 size() { wc -c <"$1"; }
@@ -60,7 +60,7 @@ refuses "a document boundary past the sequences" "$data.idx" put "$data.idx" $((
 refuses ".bin instead of .idx" "$data.idx" swap
 
 # --- token ids outside the vocabulary: detected on reading a batch, or earlier by --check-data ---
-everywhere() { # every token exceeds the vocabulary, even if tokens have 4 bytes
+everywhere() { # every token is larger than the vocabulary
     tr '\000-\377' '\177' <"$work/good_text_document.bin" >"$data.bin"
 }
 refuses "token ids beyond the vocabulary everywhere" "vocabulary" everywhere
@@ -68,7 +68,7 @@ broken
 everywhere
 check "the same on one rank" refused 5 "vocabulary" 1
 check "the same with --check-data" refused 5 "$data" "${four[@]}" --check-data
-# One invalid token, 0x7f7f, in sequence 150, which training reads.
+# One invalid token, 0x7f7f, in sequence 150.
 broken
 at=$(od -An -t d8 -j $((offsets + 8 * 150)) -N 8 "$data.idx" | tr -d ' ')
 put "$data.bin" $((at + 8)) '\177\177'
@@ -77,11 +77,10 @@ check "one token outside the vocabulary, read in training" refused 5 "32639" "${
 check "one token outside the vocabulary, read in validation" refused 5 "32639" "${four[@]}" --train-iters 3 \
     --split 10,90,0 --eval-interval 2 --eval-iters 150 --log-interval 1000
 check "one token outside the vocabulary, --check-data" refused 5 "32639" "${four[@]}" --check-data
-check "a vocabulary smaller than that used for the data" refused 5 "vocabulary" "${four[@]}" \
+check "a vocabulary that is smaller than the one of the data" refused 5 "vocabulary" "${four[@]}" \
     --tokenizer-type NullTokenizer --vocab-size 40
 
-# --- files truncated during training: the rank that reads the missing part ends the job with one
-# line ---
+# --- files truncated during training: the rank that reads the missing part ends the job ---
 keep=64
 cut_in_use() { # SUFFIX RANKS FLAGS...: truncates the file during training
     broken

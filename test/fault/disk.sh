@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Full disks and directories without write permission: one clear line, the documented exit code, and
-# earlier checkpoints stay intact.
+# Full disks and directories without write permission: the run ends with one clear line and the
+# documented exit code, and earlier checkpoints stay intact.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
@@ -13,7 +13,7 @@ unmount() {
     cleanup
 }
 trap unmount EXIT
-# small_disk NAME SIZE: mounts a file system of that size at $work/NAME, if this user may.
+# small_disk NAME SIZE: mounts a file system of SIZE bytes at $work/NAME. Fails without permission.
 small_disk() {
     mkdir -p "$work/$1"
     mount -t tmpfs -o "size=$2" none "$work/$1" 2>/dev/null || return 1
@@ -21,20 +21,20 @@ small_disk() {
 }
 shards() { cat "$1/$(printf 'iter_%07d' "$2")"/mp_rank_00/*.safetensors; }
 
-# Disk sizes below are multiples of the size of a checkpoint.
+# Disk sizes below are multiples of $bytes, the size of a checkpoint.
 measure() { trains "${four[@]}" --save "$work/reference" --save-interval 4; }
 check "reference run" measure
 bytes=$(shards "$work/reference" 4 | wc -c)
 
-disk_full_at() { # TRACKER DISK: the save after TRACKER does not fit
+disk_full_at() { # TRACKER DISK: checks that the save after iteration TRACKER does not fit
     refused 6 "$work/$2" "${four[@]}" --save "$work/$2/run" --save-interval 4 || return 1
     [ "$(cat "$work/$2/run/latest_checkpointed_iteration.txt" 2>/dev/null || echo none)" = "$1" ] ||
         { why="the tracker names $(cat "$work/$2/run/latest_checkpointed_iteration.txt")"; return 1; }
     ! compgen -G "$work/$2/run/.iter_*" >/dev/null || { why="left $(echo "$work/$2"/run/.iter_*)"; return 1; }
 }
-first() { # detected from the sizes before training
+first() { # detected before training, because the size of a checkpoint is known
     disk_full_at none first && ! grep -q '^ iteration' "$work/out" ||
-        { why="${why:-it trained first}"; return 1; }
+        { why="${why:-it was not detected before training}"; return 1; }
     grep -q 'does not fit in' "$work/err" || { why="$(cat "$work/err")"; return 1; }
 }
 second() {
@@ -46,13 +46,13 @@ second() {
     rm -f "$work/rest.jsonl"
     logged rest "${four[@]}" --load "$work/second/run" && [ "$(train_lines rest | wc -l)" -eq 8 ] || return 1
 }
-# With --keep-last-checkpoints 1, space for two checkpoints suffices for any number of saves.
+# With --keep-last-checkpoints 1, space for two checkpoints is enough for any number of saves.
 enough() {
     trains "${four[@]}" --save "$work/third/run" --save-interval 2 --keep-last-checkpoints 1 || return 1
     ! grep -q WARNING "$work/out" && shards "$work/third/run" 12 >/dev/null ||
         { why="a warning, or no checkpoint"; return 1; }
 }
-# Leftovers of a killed save are removed when free space is checked.
+# Leftovers of a killed save do not count as used space: they are removed before the check.
 leftover() {
     mkdir -p "$work/fourth/run/.iter_0000004.tmp"
     head -c $((bytes + 1000000)) /dev/zero >"$work/fourth/run/.iter_0000004.tmp/rubbish"
@@ -67,10 +67,10 @@ if small_disk first $((bytes / 2)) && small_disk second $((bytes + bytes / 2 + 1
     if small_disk fourth $((bytes + bytes / 2 + 1200000)); then check "leftovers of a killed save are removed to make space" \
         leftover; fi
 else
-    skip "full disks" "this user may not mount a small file system"
+    skip "full disks" "needs permission to mount a file system"
 fi
-# A file size limit, set during the run, makes a write fail in the middle of a shard although free
-# space was sufficient.
+# A file size limit that is set during the run makes a write fail in the middle of a shard, which
+# the check of free space cannot foresee.
 limited() {
     local pid
     in_background limited "${four[@]}" --train-iters 2000 --lr-decay-iters 100 --log-interval 1000 --save \
@@ -98,8 +98,9 @@ before_training() { # CODE FOLDER FLAGS...
 }
 check "a file instead of the --save directory" before_training 6 "$work/file" --save "$work/file" \
     --save-interval 4
-# A directory with the name of a file that every save writes is an error. Anything with the name of
-# a temporary file, such as leftovers of a killed save, is replaced.
+# It is an error if a directory has the name of a file that every save writes, or of its temporary
+# file. Anything else with the name of a temporary file, such as leftovers of a killed save, is
+# replaced.
 in_the_way() { # NAME
     rm -rf "$work/way" && mkdir -p "$work/way/$1"
     before_training 6 "$work/way/$1 is a folder" --save "$work/way" --save-interval 4
@@ -150,10 +151,10 @@ if read_only; then
     check "a --save directory inside a read-only one" before_training 6 "$work/locked" --save \
         "$work/locked/deeper/run" --save-interval 4
 else
-    skip "a read-only --save directory" "root may write everywhere and may not mount here"
+    skip "a read-only --save directory" "runs as root without permission to mount"
 fi
 
-# --- logs: training continues without them ---
+# --- logs that cannot be written: training continues ---
 if [ -c /dev/full ]; then
     full_log() {
         trains "${four[@]}" --log-jsonl /dev/full || return 1
@@ -179,7 +180,7 @@ make_text "$work/big.jsonl" 20000 5
 if small_disk shards 1000k; then
     check "preprocess_data on a full disk" preprocess_full 3 "$work/shards"
 else
-    skip "preprocess_data on a full disk" "this user may not mount a small file system"
+    skip "preprocess_data on a full disk" "needs permission to mount a file system"
 fi
 if [ -d "$work/locked" ]; then check "preprocess_data into a read-only folder" preprocess_full 3 \
     "$work/locked"; fi

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Makes one file operation of a save fail, or kills a rank there, in synchronous and asynchronous
-# saves. By default every few operations, with LONG=1 every one.
-# - The run ends with exit code 6 and one line, or the operation was not essential.
-# - The checkpoint that the tracker names is complete and in the run's list. The previous one is
-#   deleted only after a newer one is complete.
+# saves. By default tests a sample of the operations, with LONG=1 all of them. Expected:
+# - The run ends with exit code 6 and one line, or continues if the operation was not essential.
+# - The checkpoint in the tracker is complete and in the run's list. The previous one is deleted
+#   only after a newer one is complete.
 # - The same command then resumes and ends bitwise identical to an undisturbed run.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
@@ -15,12 +15,12 @@ fi
 make_shard text 400 1
 data=$work/text_text_document
 folder=$work/save
-# One layer and one save, at iteration 4, after which the checkpoint of iteration 2 is deleted.
+# One layer. The save at iteration 4 deletes the checkpoint of iteration 2.
 run=(--num-layers 1 --train-iters 4 --eval-iters 0 --log-interval 2 --save-interval 2
     --keep-last-checkpoints 1)
 
-# spoil NP VARIABLE=VALUE... -- FLAGS...: runs with these variables of shim.c. One rank runs without
-# mpirun, which takes most of the time.
+# spoil NP VARIABLE=VALUE... -- FLAGS...: runs with these variables of shim.c. A single rank runs
+# without mpirun, whose start takes most of the time.
 spoil() {
     local np=$1 variables=(LD_PRELOAD="$shim" SHIM_FOLDER="$folder" SHIM_MARK="$work/mark") exports=() v
     shift
@@ -28,7 +28,7 @@ spoil() {
     shift
     rm -f "$work/mark"
     if [ "$np" = 1 ]; then
-        {  # hides the shell's messages about killed processes
+        {  # the group's redirection hides the shell's messages about killed processes
             timeout -k 5 "$LIMIT" env "${variables[@]}" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" \
                 --data-path "$data" "$@" >"$work/out" 2>"$work/err" </dev/null
         } 2>/dev/null
@@ -40,7 +40,7 @@ spoil() {
     fi
 }
 tracked() { cat "$1/latest_checkpointed_iteration.txt" 2>/dev/null; }
-# same_as_reference NP FOLDER ITERATION: the checkpoint equals the undisturbed run's.
+# same_as_reference NP FOLDER ITERATION: checks that the checkpoint equals the undisturbed run's.
 same_as_reference() {
     local name file found=0
     name=$(printf 'iter_%07d' "$3")
@@ -50,8 +50,8 @@ same_as_reference() {
     done
     [ "$found" -eq "$1" ] && [ -s "$2/$name/manifest.json" ]
 }
-# spoiled_at NP MODE RANK N ERRNO: a run in which operation N of RANK fails (ERRNO 0: the rank is
-# killed), with the checks listed above. Sets $reached.
+# spoiled_at NP MODE RANK N ERRNO: runs with a failure of operation N of RANK (ERRNO 0: the rank is
+# killed) and checks the results as listed above. Sets $reached.
 spoiled_at() {
     local np=$1 flag=$2 rank=$3 n=$4 number=$5 rc last list flags name
     flags=("${run[@]}" --save "$folder" --load "$folder")
@@ -68,7 +68,7 @@ spoiled_at() {
         [ $rc -ne 0 ] && [ $rc -ne 124 ] || { why="$what: exit code $rc after kill -9"; return 1; }
     elif [ $rc -ne 0 ]; then
         [ $reached = 1 ] && error_names 6 "$folder" $rc || { why="$what: exit code $rc; $why"; return 1; }
-    else # it continued: nothing may be missing, and it must have resumed
+    else # a run that continued must have saved everything
         [ "$(tracked "$folder")" = 4 ] &&
             grep -q "successfully loaded checkpoint from $folder at iteration 2" "$work/out" ||
             { why="$what: ended successfully with $(tracked "$folder")"; return 1; }
@@ -83,12 +83,12 @@ spoiled_at() {
     esac
     [ -e "$folder/$(printf 'iter_%07d' "$last")" ] ||
         { why="$what: the checkpoint of iteration $last is gone"; return 1; }
-    for name in "$folder"/iter_*; do # every directory with a final name is complete
+    for name in "$folder"/iter_*; do # every directory with a final name must be complete
         same_as_reference "$np" "$folder" "$((10#${name##*_}))" ||
             { why="$what: ${name##*/} is incomplete"; return 1; }
     done
-    # A run that is killed between renaming the directory and renaming the list leaves a complete
-    # checkpoint that is not listed. The next run prints a warning before it overwrites it.
+    # If a run is killed after renaming the directory and before renaming the list, the checkpoint
+    # is complete but not listed. The next run prints a warning before it overwrites the checkpoint.
     local unlisted=0
     [ "$last" = 4 ] || [ ! -e "$folder/iter_0000004" ] || grep -qx 4 "$folder/checkpoints_of_run.txt" ||
         unlisted=1
@@ -104,8 +104,8 @@ spoiled_at() {
         "checkpoints_of_run.txt iter_0000004 latest_checkpointed_iteration.txt " ] ||
         { why="$what: left $(ls -A "$folder" | tr '\n' ' ')"; return 1; }
 }
-# every NP MODE RANK ERRNO STRIDE OPERATIONS: tests operations 1, 1 + STRIDE, ... of a save, which
-# must have at least OPERATIONS.
+# every NP MODE RANK ERRNO STRIDE OPERATIONS: tests operations 1, 1 + STRIDE, ... of a save and
+# checks that the save has at least OPERATIONS operations.
 every() {
     local n=1 count=0 stride=$5
     [ "${LONG:-0}" != 1 ] || stride=1

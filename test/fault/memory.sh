@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Out of memory: makes the n-th allocation of the program fail (memory_shim.c), alone or with all
-# later ones, for a sample of n, or for every n with LONG=1. The program must end with exit code 3
-# and one clear line, or work without the memory. It must not crash, hang or leave an incomplete
-# file.
+# later ones, for a sample of n; with LONG=1 for every n. The program must end with exit code 3 and
+# one clear line, or work without the memory. It must not crash, hang or leave an incomplete file.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 shim=$BUILD/test/fault/memory_shim.so
@@ -16,7 +15,8 @@ if ldd "$BUILD/train_gpt_cpu" | grep -q libasan; then
 fi
 export OMPI_MCA_plm=isolated  # one rank without mpirun needs no launch agent
 
-# with_fault AT LAST PROGRAM ARGUMENTS...: runs the program; allocation AT and LAST more fail.
+# with_fault AT LAST PROGRAM ARGUMENTS...: runs the program. Allocation AT and the LAST following
+# ones fail.
 with_fault() {
     local at=$1 last=$2 program=$3
     shift 3
@@ -24,23 +24,24 @@ with_fault() {
         MEMORY_FAULT_LAST="$last" MEMORY_FAULT_COUNT="$work/count" \
         "$BUILD/$program" "$@" >"$work/out" 2>"$work/err" </dev/null
 }
-# ended_well RC SOUND: exit code 3 with one line about memory, or 0 and command SOUND succeeds.
+# ended_well RC SOUND: checks that the exit code is 3 with one line about memory, or 0. Then the
+# command SOUND checks the output.
 ended_well() {
     local rc=$1 lines
     lines=$(grep -ac '^error: ' "$work/err")
     if [ "$rc" -eq 3 ]; then
         [ "$lines" -eq 1 ] || { say "$lines error lines"; return 1; }
         grep -aqE '^error: .*(out of memory|no memory)' "$work/err" ||
-            { say "the line is not about memory"; return 1; }
+            { say "the error is not about memory"; return 1; }
     elif [ "$rc" -ne 0 ]; then
         say "exit code $rc"
         return 1
     fi
     "$2" "$rc" || say "${why:-$2 failed}"
 }
-# every NAME MOST SOUND PREPARE PROGRAM ARGUMENTS...: at most MOST values of n (all with LONG=1);
-# the n-th allocation fails alone, then with all later ones. PREPARE runs before each run, SOUND
-# after it with the exit code.
+# every NAME MOST SOUND PREPARE PROGRAM ARGUMENTS...: tests at most MOST values of n (all with
+# LONG=1). The n-th allocation fails alone, then with all later ones. PREPARE is called before each
+# run, and SOUND after it with the exit code.
 every() {
     local name=$1 most=$2 sound=$3 prepare=$4 total step at last refused=0 tried=0
     shift 4
@@ -64,7 +65,7 @@ every() {
         done
     done
     [ $((refused * 2)) -ge $tried ] || { why="of $tried faults only $refused had an effect"; return 1; }
-    echo "# $name: $total allocations, $tried faults, $refused refused, the others done without"
+    echo "# $name: $total allocations, $tried faults, $refused runs refused, the others succeeded"
 }
 
 # --- the tools: the output is the old shard or the complete new one ---
@@ -89,7 +90,7 @@ cp "$work/made_text_document.idx" "$work/old.idx"
 tool() { # NAME MOST ARGUMENTS...
     local name=$1 most=$2
     shift 2
-    "$BUILD/$1" "${@:2}" >/dev/null 2>"$work/err" || { say "it does not run at all"; return 1; }
+    "$BUILD/$1" "${@:2}" >/dev/null 2>"$work/err" || { say "it fails without a fault"; return 1; }
     cp "$work/made_text_document.bin" "$work/whole.bin"
     cp "$work/made_text_document.idx" "$work/whole.idx"
     every "$name" "$most" whole_shard old_shard "$@"
@@ -131,7 +132,7 @@ check "the trainer: loading a checkpoint" every load 4 saved_is_whole start_agai
 
 # --- one of two ranks is out of memory: the job ends with one line ---
 unset OMPI_MCA_plm
-alone() { # AT: allocation of rank 1 that fails
+alone() { # AT: index of rank 1's allocation that fails
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM=train_gpt_cpu \
         MEMORY_FAULT_RANK=1 MEMORY_FAULT_AT="$1" \
         "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 \
@@ -142,9 +143,9 @@ alone() { # AT: allocation of rank 1 that fails
 }
 for at in 20 90 160; do check "one of two ranks, allocation $at" alone $at; done
 
-# --- the thread of an asynchronous save is out of memory: it must not call MPI; the job ends with
-# one line that names the rank ---
-async_save() { # RANK AT: allocation of that rank's other threads that fails
+# --- the thread of an asynchronous save is out of memory: the thread must not call MPI, and the job
+# ends with one line that names the rank ---
+async_save() { # RANK AT: index of the failing allocation in the rank's other threads
     rm -rf "$work/async"
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM=train_gpt_cpu \
         MEMORY_FAULT_RANK="$1" MEMORY_FAULT_THREAD=1 MEMORY_FAULT_AT="$2" \

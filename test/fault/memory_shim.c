@@ -1,7 +1,7 @@
-// LD_PRELOAD library of test/fault/memory.sh: makes allocations of the program, and of the
-// libraries that it uses for JSON, patterns and hashes, fail. Allocations by MPI and the C library
-// are not affected, because their behavior without memory is not under test.
-//   MEMORY_FAULT_PROGRAM  name of the program; other processes, such as launchers, are not affected
+// LD_PRELOAD library of test/fault/memory.sh. Makes allocations fail in the program and in the
+// libraries that it uses for JSON, patterns and hashes. Allocations of MPI and the C library never
+// fail, because their behavior without memory is not under test.
+//   MEMORY_FAULT_PROGRAM  name of the program; other processes (launchers) are not affected
 //   MEMORY_FAULT_RANK     Open MPI rank; every rank if unset
 //   MEMORY_FAULT_AT       index of the allocation that fails, from 1; 0: none
 //   MEMORY_FAULT_LAST     number of further allocations that fail after it (default 0)
@@ -137,7 +137,7 @@ FILE *open_memstream(char **text, size_t *bytes) {
     return next(text, bytes);
 }
 
-// comm: whatever the library takes it for.
+// comm: an int or a pointer, depending on the MPI library.
 int MPI_Abort(void *comm, int code) {
     int (*next)(void *, int);
     *(void **)&next = dlsym(RTLD_NEXT, "MPI_Abort");

@@ -1,6 +1,7 @@
-// LD_PRELOAD library that makes the n-th call of one MPI function fail on one rank, as MPI does
-// with MPI_ERRORS_RETURN: nothing is exchanged or written, and the request is undefined. Built as
-// $(BUILD)/test/fault/mpi_shim.so; used by test/fault/collectives.sh and start.sh. Environment:
+// LD_PRELOAD library that makes the n-th call of one MPI function fail on one rank. As with
+// MPI_ERRORS_RETURN, the call returns an error, transfers and writes nothing, and leaves the
+// request undefined. Built as $(BUILD)/test/fault/mpi_shim.so; used by test/fault/collectives.sh
+// and start.sh. Environment:
 //   MPI_FAULT_RANK    rank on which the call fails
 //   MPI_FAULT_CALL    the function, such as MPI_Iallreduce
 //   MPI_FAULT_AT      index of the call that fails, from 1; 0: none
@@ -71,7 +72,7 @@ SPOILED(MPI_Igatherv,
         (own, count, type, all, each, at, their, root, comm, request))
 SPOILED(MPI_Test, (MPI_Request * request, int *done, MPI_Status *status), (request, done, status))
 
-// Calls that start and end MPI. They are not counted and never fail.
+// Calls that start and end MPI. They are not counted and never fail, but the rank can stop there.
 #define STOPPED(name, parameters, arguments) \
     int name parameters { \
         const char *call = getenv("MPI_FAULT_CALL"); \

@@ -6,8 +6,8 @@ make_shard text 400 1
 data=$work/text_text_document
 run=(4 --gpus-per-node 2 --train-iters 1000000 --lr-decay-iters 100 --log-interval 1000)
 
-# ends_after NAME COMMAND... -- FLAGS...: runs the command during training and waits for the job's
-# end. Sets $rc. The time limit of a run is shorter than the default --distributed-timeout-minutes.
+# ends_after NAME COMMAND... -- FLAGS...: starts training, runs COMMAND and waits until the job
+# ends. Sets $rc. The test's time limit is shorter than the default --distributed-timeout-minutes.
 ends_after() {
     local name=$1 command=()
     shift
@@ -28,20 +28,20 @@ check "kill -9 of rank 0" killed KILL 0
 check "kill -9 of rank 3" killed KILL 3
 check "kill -9 of a rank under SDP4Bit" killed KILL 2 "${paper[@]}"
 check "a rank that crashes" killed SEGV 1
-told() { # mpirun notices the death first; its line names the rank
+launcher_reports() { # mpirun notices the death first and prints the rank
     local launcher=(mpirun --oversubscribe)
     [ "$(id -u)" -ne 0 ] || launcher+=(--allow-run-as-root)
     killed KILL 1 && { tr '\n' ' ' <"$work/err" | grep -qi 'rank 1 .*signal 9' ||
         { why="rank 1 is not named: $(tail -n 3 "$work/err" | tr '\n' ' ')"; return 1; }; }
 }
 if mpirun --version 2>/dev/null |
-    grep -q 'Open MPI'; then check "kill -9: the launcher names the rank" told; fi
+    grep -q 'Open MPI'; then check "kill -9: the launcher names the rank" launcher_reports; fi
 
 phases="(read data|forward and backward|update|evaluate|save checkpoint|sample)"
-# says REGEX: the error line matches.
+# says REGEX: checks that the error line matches.
 says() { grep '^error: ' "$work/err" | grep -qE -- "$1" || say "the error line does not say '$1'"; }
-# A rank that hangs: the others end the job after the time limit. The line names the hanging rank,
-# not one that waits for it, with its step and phase.
+# A rank hangs, and the others end the job after the time limit. The error line has the hanging rank
+# (not one that waits for it), its step and phase.
 hanging() { # RANK FLAGS...
     ends_after "hanging$1" signal_rank STOP "$1" -- --distributed-timeout-minutes 0.05 "${@:2}" || return 1
     error_names 7 "rank $1 has shown no sign of life for" "$rc" &&
@@ -54,25 +54,26 @@ hanging() { # RANK FLAGS...
         { why="last seen at iteration $seen, the log ends at $logged_last"; return 1; }
 }
 check "rank 0 hangs: exit code 7 and one line with its name after --distributed-timeout-minutes" hanging 0
-check "rank 2 hangs: the same" hanging 2 "${paper[@]}"
+check "rank 2 hangs under SDP4Bit: the same" hanging 2 "${paper[@]}"
 [ -z "${LONG:-}" ] || for rank in 1 3; do
     for flags in "" "--no-overlap" "--log-interval 1" "--eval-interval 1 --eval-iters 4"; do
-        # shellcheck disable=SC2086  # flags are several words
+        # shellcheck disable=SC2086 # split on purpose
         check "rank $rank hangs, $flags" hanging $rank $flags
     done
 done
-# A rank that is alive but stuck: its own watchdog or waiting ranks end the job, and the line names
-# it. stuck FAULT RANK ITERATION WAIT RANKS PHASE FLAGS...: FAULT is stall (before the wait) or hang
-# (in the wait, like a device call that never returns); PHASE is a regular expression.
+# stuck FAULT RANK ITERATION WAIT RANKS PHASE FLAGS...: RANK is alive but stuck before (FAULT stall)
+# or in (FAULT hang, like a device call that never returns) its WAIT-th wait of ITERATION. Its
+# watchdog or the waiting ranks end the job, and the error line names the rank and PHASE (a regular
+# expression).
 stuck() {
     rm -rf "$work/stuck"
     SDP4BIT_FAULT=$1:$2:$3:$4 train "$5" --distributed-timeout-minutes 0.04 "${busy[@]}" "${@:7}"
     local rc=$?
-    [ "$rc" -ne 0 ] || return 75  # there is no such wait
+    [ "$rc" -ne 0 ] || return 75  # the iteration has fewer waits
     error_names 7 "rank $2 " "$rc" && error_names 7 "(--distributed-timeout-minutes sets the limit)" "$rc" &&
         if [ "$3" -gt 0 ]; then says "iteration $3,? $6[:)]"; else says " $6[:)]"; fi
 }
-# All features that wait, in one iteration.
+# Uses all features that wait, in one iteration.
 busy=(--train-iters 6 --gpus-per-node 2 --log-interval 2 --log-params-norm --log-num-zeros-in-grad \
     --log-quantization-error-interval 2 --verify-replicas-interval 2
     --timing-log-level 2 --eval-interval 2 --eval-iters 1 --sample-prompt "the quick" --sample-tokens 3 \
@@ -88,7 +89,7 @@ check "a pipeline stage is stuck in a message" stuck hang 2 2 2 4 "forward and b
     --pipeline-model-parallel-size 2 --gpus-per-node 1
 check "a single rank is stuck in a wait" stuck hang 0 3 1 1 update --gpus-per-node 1
 check "a single rank is stuck" stuck stall 0 3 1 1 update --gpus-per-node 1
-# With many ranks on the host, the line has the progress of the reporting rank and of the slowest
+# With many ranks the error line has only the progress of the reporting rank and of the slowest
 # ranks.
 stuck_of_eight() {
     SDP4BIT_FAULT=stall:6:3:6 train 8 --gpus-per-node 8 --global-batch-size 16 \
@@ -107,7 +108,7 @@ check "the line names the slowest ranks" slowest
 nowhere_else() { stuck stall 2 2 100000 4 ""; [ $? -eq 75 ] ||
     { why="a fault that is never reached stopped the run: $why"; return 1; }; }
 check "a fault that is never reached" nowhere_else
-everywhere() { # RANK ITERATION STRIDE: at every STRIDE-th wait
+everywhere() { # RANK ITERATION STRIDE: a stall at every STRIDE-th wait
     local wait=0 rc
     while :; do
         stuck stall "$1" "$2" "$wait" 4 \
@@ -125,7 +126,7 @@ everywhere() { # RANK ITERATION STRIDE: at every STRIDE-th wait
     check "rank $rank is stuck at any wait of an iteration" everywhere $rank 2 7
 done
 
-evaluating() { # the limit applies to collectives, not to the work between them
+evaluating() { # the time limit applies to waits, not to computation between them
     trains 4 --gpus-per-node 2 --distributed-timeout-minutes 0.05 --eval-interval 4 --eval-iters 3
 }
 check "a short time limit does not end a healthy run" evaluating
@@ -136,32 +137,33 @@ check "more ranks per node than ranks" refused 2 "nodes of 8; --gpus-per-node" 4
 check "3 ranks and a batch of 8" refused 2 "--global-batch-size 8" 3
 three() { trains 3 --global-batch-size 6 --train-iters 4 "${paper[@]}" --verify-replicas-interval 1; }
 check "3 ranks and a batch of 6" three
-# srun without MPI support starts every task as a separate job. With SLURM_JOB_ID, Open MPI notices
-# and would end the task itself. PMI_RANK imitates a library that starts a world of one rank.
-# task VARIABLES...: runs a task with these variables.
+# task VARIABLES...: runs the trainer like a task of srun without MPI support, which starts every
+# task as a separate job. If SLURM_JOB_ID is set, Open MPI would end the task with a message of its
+# own. With PMI_RANK, MPI starts a world of one rank.
 task() {
     env SLURM_NTASKS=4 SLURM_STEP_ID=0 "$@" timeout "$LIMIT" "$BUILD/train_gpt_cpu" "${model[@]}" \
         "${batch[@]}" --data-path "$data" >"$work/out" 2>"$work/err" </dev/null
 }
 first_task() { task SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 "$@"; error_names 3 "srun --mpi=pmix" $? &&
-    [ "$(wc -l <"$work/err")" -eq 1 ] || say "not one line"; }
+    [ "$(wc -l <"$work/err")" -eq 1 ] || say "expected one line"; }
 other_task() {
     task SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=1 "$@"
-    [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "exit code or output of another task"
+    [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "task 1 printed a message or has another exit code"
 }
 check "a task of srun that MPI does not recognize" first_task SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_STEPID=0
 check "a task of srun that MPI starts as a single rank" first_task PMI_RANK=0
 check "the other tasks print nothing" other_task SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_STEPID=0
 check "other tasks that MPI starts as single ranks print nothing" other_task PMI_RANK=1
 check "a shell inside an allocation may train on one rank" task SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0
-# torchrun, and mpiexec of a different MPI library, start processes that MPI does not connect.
+# torchrun and the mpiexec of another MPI library start processes that this MPI library cannot
+# connect.
 alone() { # TEXT VARIABLES...
     task "${@:2}"
-    error_names 3 "$1" $? && [ "$(wc -l <"$work/err")" -eq 1 ] || say "not one line"
+    error_names 3 "$1" $? && [ "$(wc -l <"$work/err")" -eq 1 ] || say "expected one line"
 }
 silent() {
     task "$@"
-    [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "exit code or output of another process"
+    [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "process 1 printed a message or has another exit code"
 }
 check "a process of torchrun" alone "torchrun started 4 processes" TORCHELASTIC_RUN_ID=none WORLD_SIZE=4 \
     RANK=0
@@ -172,5 +174,5 @@ check "a process of mpiexec of another MPI library" alone "mpiexec started 4 pro
 check "other processes of mpiexec print nothing" silent PMI_RANK=1 PMI_SIZE=4
 check "a single process of mpiexec may train" task PMI_RANK=0 PMI_SIZE=1
 inside() { TORCHELASTIC_RUN_ID=none WORLD_SIZE=4 RANK=0 PMI_RANK=0 PMI_SIZE=4 trains 1 --train-iters 3; }
-check "an mpirun inside one of them may train" inside
+check "an mpirun inside such a process may train" inside
 finish

@@ -1,7 +1,7 @@
 // LD_PRELOAD library that makes the n-th file operation of a program fail, or kills the program
-// there. It counts opens, writes, syncs, renames, mkdirs and removals in one directory, so that
-// logs and libraries do not count. Built as $(BUILD)/test/fault/shim.so; used by
-// test/fault/every_call.sh. Environment:
+// there. Counts opens, writes, syncs, renames, mkdirs and removals in one directory, which excludes
+// logs and libraries. Built as $(BUILD)/test/fault/shim.so; used by test/fault/every_call.sh and
+// others. Environment:
 //   SHIM_FOLDER   count operations on paths with this prefix
 //   SHIM_RANK     affect only this rank (OMPI_COMM_WORLD_RANK; 0 without mpirun)
 //   SHIM_AT       index of the operation that fails, from 1; 0: none

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Faults at the start and end of a job: ranks that stop before the heartbeat starts or after it
-# ends, pipes instead of files, too little address space, and logs that nobody reads. The job must
-# end a few seconds after the time limit at most, with the documented exit code and one line.
+# ends, pipes instead of files, too little address space, and logs without a reader. The job must
+# end with the documented exit code and one line, at most a few seconds after the time limit.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
 data=$work/text_text_document
 says() { grep '^error: ' "$work/err" | grep -qF -- "$1" || say "the error line does not say '$1'"; }
 
-# --- ranks stopped while MPI starts or ends: all jobs at once, because they mostly wait ---
+# --- ranks stopped while MPI starts or ends; the jobs mostly wait, so all run at the same time ---
 shim=$BUILD/test/fault/mpi_shim.so
-# begin CALL RANK [slow]: a run of three ranks in which RANK stops before CALL. With slow, mpirun is
-# suspended for longer than a rank's turn to report, so it does not end the remaining ranks.
+# begin CALL RANK [slow]: runs three ranks, of which RANK stops before CALL. With "slow", mpirun is
+# suspended so long that it cannot end the other ranks before each has had time to report the error.
 begin() {
     local folder=$work/$1.$2${3:+.$3} launcher_id
     mkdir "$folder"
@@ -77,12 +77,12 @@ within() { # KIB: limit of the address space
         "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 \
         --distributed-timeout-minutes 0.2 >"$work/out" 2>"$work/err" </dev/null
 }
-little_space() { # with even less, MPI itself fails
+little_space() { # smaller limits than these make MPI itself fail
     local kib rc found=0
     for kib in 220000 250000 280000 310000 340000; do
         within $kib
         rc=$?
-        [ $rc -ne 124 ] && [ $rc -ne 137 ] || { say "$kib KiB: it hangs"; return 1; }
+        [ $rc -ne 124 ] && [ $rc -ne 137 ] || { say "$kib KiB: the run hangs"; return 1; }
         # Open MPI may also run out of memory while it shuts down.
         if grep -q '^error: ' "$work/err" && ! grep -q 'out of dynamic memory' "$work/err"; then
             [ $rc -eq 3 ] && [ "$(grep -c '^error: ' "$work/err")" -eq 1 ] &&
@@ -94,21 +94,21 @@ little_space() { # with even less, MPI itself fails
     [ $found -gt 0 ] || { why="OpenBLAS's buffer always fit"; return 1; }
 }
 if [ "$trainer" != "$BUILD/train_gpt_cpu" ] || ldd "$trainer" | grep -qE 'lib[at]san'; then
-    skip "too little address space" "sizes are known only for the plain CPU program"
+    skip "too little address space" "the limits fit only the CPU program without sanitizers"
 else
     check "too little address space for OpenBLAS's buffer" little_space
 fi
 
-# --- logs that nobody reads ---
+# --- logs without a reader ---
 mkfifo "$work/json"
-unread_json() { # a pipe buffers about 60 kB
+unread_json() { # the log is larger than the 60 kB that a pipe buffers
     trains 2 --gpus-per-node 1 --train-iters 600 --lr-decay-iters 100 --log-interval 100 \
         --log-jsonl "$work/json" --distributed-timeout-minutes 0.05 || return 1
     [ "$(grep -c "^warning: cannot write $work/json: its reader is too slow; " "$work/err")" -eq 1 ] ||
-        { say "not one warning"; return 1; }
+        { say "expected one warning"; return 1; }
     grep -q 'after training is done' "$work/out" || say "training did not complete"
 }
-check "JSON lines to a pipe that nobody reads: one warning, training continues" unread_json
+check "JSON lines to a pipe without a reader: one warning, training continues" unread_json
 unread_log() {
     { timeout -k 5 "$LIMIT" env OMPI_MCA_plm=isolated "$trainer" "${model[@]}" "${batch[@]}" \
         --data-path "$data" --train-iters 1000000 --lr-decay-iters 100 --distributed-timeout-minutes 0.05 \
@@ -116,5 +116,5 @@ unread_log() {
         echo $? >"$work/rc"; } | until [ -s "$work/rc" ]; do sleep 0.1; done
     error_names 7 "write log: " "$(cat "$work/rc")" && says "nobody reads this rank's log"
 }
-check "standard output that nobody reads anymore: the error line says so" unread_log
+check "standard output whose reader has exited: the error line says so" unread_log
 finish

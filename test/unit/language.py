@@ -68,7 +68,7 @@ ALLOWED = [
     ("card", r".", r"NVIDIA|GPUs?\b|nvidia-smi|network card|NIC\b", "graphics and network cards"),
     ("rooms", r"^test/unit/dev/test_prose\.sh$", r".", "text of a book"),
     ("trunk", r"^(dev/experiments/|test/e2e/forks\.sh$)",
-     r"trunk\.(json|checkpoints)|[\"']trunk|--trunk|/trunk/|earlier names",
+     r"trunk\.(json|checkpoints)|[\"']trunk|--trunk|/trunk/|deprecated names",
      "keys and files of stored results, and deprecated commands"),
     ("twin", r"^(dev/experiments/|test/e2e/forks\.sh$)", r"twin\d|\btwin\b.*replicate|replicate.*\btwin\b",
      "names of replicates in stored results"),

@@ -199,7 +199,7 @@ checkpoint_path() {
         --save "$other" --load "$other" 2>"$work/err" || { why="a flag does not take precedence"; return 1; }
     for words in "SPEED=1 CHECKPOINT_PATH=$work/run $work/train_stub.sh" \
         "CHECKPOINT_PATH= $work/train_stub.sh" "CHECKPOINT_PATH=$work/run $work/stub"; do
-        # shellcheck disable=SC2086  # several words
+        # shellcheck disable=SC2086 # split on purpose
         env ${words% *} scripts/run_until_done.sh -- ${words##* } "$work/run" 2>"$work/err"
         rc=$?
         [ $rc = 2 ] || { why="$words: exit code $rc"; return 1; }
@@ -213,7 +213,7 @@ two_folders() { # a restart would resume from the --load folder
     for words in "--save $home --load $work/from" "--save=$home --load=$work/from" \
         "--save $home --load $home @$work/args" \
         "--load $home --save $work/from --save $home --load $work/from"; do
-        # shellcheck disable=SC2086  # several words
+        # shellcheck disable=SC2086 # split on purpose
         timeout -k 1 300 scripts/run_until_done.sh --pause 0 -- "$work/stub" "$home" $words 2>"$work/err"
         rc=$?
         [ $rc = 2 ] && [ "$(grep -c '^error: ' "$work/err")" = 1 ] && grep -q "$work/from" "$work/err" &&
@@ -222,7 +222,7 @@ two_folders() { # a restart would resume from the --load folder
     for words in "--save $home/ --load $work/./run" "--save $home --load $work/also" \
         "--save $work/new/run --load $work//new/run/"; do
         rm -f "$home/starts"
-        # shellcheck disable=SC2086  # several words
+        # shellcheck disable=SC2086 # split on purpose
         timeout -k 1 300 scripts/run_until_done.sh --pause 0 -- "$work/stub" "$home" $words 2>"$work/err" ||
             { why="'$words': $(cat "$work/err")"; return 1; }
     done
@@ -245,7 +245,7 @@ usage() {
     local rc
     for words in "" "--max-restarts -- true" "--max-restarts x -- true --save a --load a" "true" "-- true" \
         "--max-without-progress 0 -- true --save a --load a" "-- true --save a"; do
-        # shellcheck disable=SC2086  # several words
+        # shellcheck disable=SC2086 # split on purpose
         scripts/run_until_done.sh $words 2>"$work/err"
         rc=$?
         [ $rc = 2 ] && [ "$(grep -c '^error: ' "$work/err")" = 1 ] ||
