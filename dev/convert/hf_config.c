@@ -32,8 +32,6 @@ static void text_of(const cJSON *value, char text[TEXT_BYTES]) {
     else model_flag_text(value, text, TEXT_BYTES);
 }
 
-// --- Reading -------------------------------------------------------------------------------------
-
 // State while config.json is converted to flags.
 typedef struct Reading {
     const cJSON *config;
@@ -218,8 +216,6 @@ bool hf_config_read(HfConfig *c, const char *path, Error *err) {
     cJSON_Delete(config);
     return ok;
 }
-
-// --- Writing -------------------------------------------------------------------------------------
 
 // A key with its value as JSON text.
 typedef struct Entry {

@@ -26,8 +26,6 @@ static void make_room(HfFiles *files, int tensors, int parts) {
                                               "the tensors of a folder");
 }
 
-// --- One file ------------------------------------------------------------------------------------
-
 static bool open_whole(HfFiles *files, const char *path, Error *err) {
     SafeFile file;
     if (!safe_file_open(&file, path, err)) return false;
@@ -36,8 +34,6 @@ static bool open_whole(HfFiles *files, const char *path, Error *err) {
     for (int i = 0; i < file.count; i++) add_tensor(files, &files->files[0], &file.entries[i]);
     return true;
 }
-
-// --- Parts ---------------------------------------------------------------------------------------
 
 static bool plain_name(const char *name) {
     size_t length = strlen(name), ending = strlen(".safetensors");
@@ -101,8 +97,6 @@ static bool open_parts(HfFiles *files, const char *folder, const char *path, Err
     cJSON_Delete(index);
     return ok;
 }
-
-// --- The folder ----------------------------------------------------------------------------------
 
 static bool no_weights(const char *folder, Error *err) {
     char *pickled = text_format("%s/pytorch_model.bin", folder);

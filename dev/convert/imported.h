@@ -8,8 +8,6 @@
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
 
-// --- model ---------------------------------------------------------------------------------------
-
 // Flags of the trainer that define a model.
 typedef struct ModelFlags {
     char *items[48];  // "--num-layers=2", "--swiglu"
@@ -43,8 +41,6 @@ void imported_model_close(ImportedModel *model);
 cJSON *imported_arguments(const Config *config);
 // Number of parameters without padding rows.
 int64_t imported_model_parameters(const ImportedModel *model);
-
-// --- weights -------------------------------------------------------------------------------------
 
 typedef struct ImportedWeights {
     const char *save;    // a --save directory without checkpoints; NULL: read everything, write nothing

@@ -191,8 +191,6 @@ static bool read_flags(MegatronArgs *a, const PickleValue *args, const char *pat
            (!groups || add_flags(a, args, OF_GROUPS, COUNT_OF(OF_GROUPS), path, err));
 }
 
-// --- Versions -----------------------------------------------------------------------------------
-
 // Since version 2, the queries, keys and values of a head are contiguous, as in this program.
 static bool check_version(const PickleValue *saved, const char *path, Error *err) {
     const PickleValue *version = pickle_member(saved, "checkpoint_version");

@@ -20,8 +20,6 @@ static bool damaged(const char *path, const char *fault, Error *err) {
     return error_set(err, EXIT_CHECKPOINT, "%s cannot be read: %s; save or copy it again", path, fault);
 }
 
-// --- The archive ---------------------------------------------------------------------------------
-
 static const TorchEntry *entry_of(const TorchFile *torch, const char *name) {
     char *path = text_format("%s/%s", torch->folder, name);
     const TorchEntry *entry = torch_zip_find(&torch->zip, path);
@@ -81,8 +79,6 @@ void torch_file_free(TorchFile *torch) {
     free(torch->folder);
     torch->folder = NULL;
 }
-
-// --- Tensors -------------------------------------------------------------------------------------
 
 typedef struct Storage {
     const char *class, *dtype;

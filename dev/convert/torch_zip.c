@@ -48,8 +48,6 @@ static bool read_at(const Archive *a, uint64_t at, void *out, uint64_t bytes, Er
 
 static bool is(const uint8_t *at, const char *signature) { return memcmp(at, signature, 4) == 0; }
 
-// --- The end -------------------------------------------------------------------------------------
-
 // Reads the zip64 end record if there is one before the end record at `end`.
 static bool read_end64(Archive *a, uint64_t end, Error *err) {
     uint8_t locator[LOCATOR_BYTES], record[END64_BYTES];
@@ -90,8 +88,6 @@ static bool read_end(Archive *a, Error *err) {
         return damaged(a, "its directory does not match the size of its entries", err);
     return true;
 }
-
-// --- Entries -------------------------------------------------------------------------------------
 
 typedef struct Central {
     uint64_t flags, method, packed, bytes, name, extra, comment, local;
