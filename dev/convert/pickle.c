@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK_VALUES = 512 };
+// CLASS_NAME_BYTES bounds the copies of names that many opcodes take from the memo.
+enum { BLOCK_VALUES = 512, CLASS_NAME_BYTES = 512 };
 
 struct PickleBlock {
     PickleBlock *next;
@@ -266,6 +267,8 @@ static const char *op_global(Machine *m, Argument a, int which) {
 static const char *op_global_of_stack(Machine *m, Argument a, int which) {
     const char *name = pickle_text(pop(m)), *module = pickle_text(pop(m));
     if (!name || !module) return "its pickle has a class name that is not a string";
+    if (strlen(name) + strlen(module) > CLASS_NAME_BYTES)
+        return "its pickle has a class name of more than 512 bytes";
     return push(m, new_global(m, module, strlen(module), name, strlen(name)));
 }
 

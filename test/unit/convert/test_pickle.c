@@ -173,6 +173,17 @@ static void values_are_counted(void **state) {
     free(text);
 }
 
+// Every STACK_GLOBAL copies two strings, which may be references to the same long strings.
+static void class_names_are_short(void **state) {
+    enum { NAME = 600 };
+    char text[NAME + 16] = "\x80\x04X\x58\x02\0\0";  // a string of NAME bytes
+    Pickle p;
+    memset(text + 7, 'a', NAME);
+    memcpy(text + 7 + NAME, "2\x93.", 3);
+    assert_string_equal(pickle_read(&p, text, NAME + 10),
+                        "its pickle has a class name of more than 512 bytes");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(constants),
@@ -182,6 +193,7 @@ int main(void) {
         cmocka_unit_test(a_list_may_hold_itself),
         cmocka_unit_test(bad_pickles),
         cmocka_unit_test(values_are_counted),
+        cmocka_unit_test(class_names_are_short),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
