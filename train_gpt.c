@@ -37,8 +37,7 @@ static bool data_sound(Run *run) {
 
 // Uploads this rank's micro-batch, which starts at global sample `consumed`, into a slot. If the
 // data is corrupt, this rank must not stop at once, because the others are already in the
-// collectives of this step. It continues with zeros; all ranks stop at the end of the step
-// (data_sound).
+// collectives of this step. It continues with zeros until all ranks stop (data_sound).
 static Batch next_batch(Run *run, GPT *gpt, int slot, int split, int64_t consumed) {
     Batch batch;
     Error err;
@@ -211,9 +210,8 @@ static const char *why_stopped(const Run *run) {
     }
 }
 
-// Evaluates and logs the loss. As in Megatron-LM, each validation continues in the data where the
-// previous one would have ended, even if it stopped early, so a resumed run sees the same samples.
-// Returns
+// Evaluates and logs the loss. As in Megatron-LM, each validation continues where the previous one
+// would have ended without an early stop, so a resumed run sees the same samples. Returns
 // false if the data was corrupt, which ends the run.
 static bool evaluate_and_log(Run *run, GPT *gpt, int split, const char *suffix, bool verbose) {
     const Config *c = &run->config;

@@ -19,7 +19,7 @@ DEV_FN void load_bounded(float value[PACKED], const floatX *x, int64_t at, int64
     for (int e = 0; e < PACKED; e++) value[e] = at + e < n ? floatX_to_float(x[at + e]) : 0.0f;
 }
 
-// 4 lanes of 8 elements compute a partial sum. Each thread has two in flight.
+// 4 lanes with 8 elements each compute a partial sum. A thread has two vectors in flight.
 template <class Value>
 __global__ void __launch_bounds__(CODEC_THREADS)
     square_partials_kernel(float *partials, const Value *x, int64_t n, bool aligned) {
@@ -59,9 +59,8 @@ void kernel_square_weights(Stream *s, float *partials, const floatX *weights, in
 // Number of partial sums that a warp and a block reduce: 512 and 4096.
 enum { ROW = 16, WARP_PARTIALS = ROW * WARP, BLOCK_PARTIALS = CODEC_WARPS * WARP_PARTIALS };
 
-// Up to five levels of the tree over the lanes; lane 0 gets the result. index: of this lane's node
-// among the `count` nodes of its level. unit: distance between neighboring lanes' nodes. A node
-// without an upper neighbor passes through.
+// Up to five levels of the tree across lanes; lane 0 gets the result. Each lane holds node `index`
+// of `count` nodes; nodes of neighboring lanes are `unit` apart. Nodes without upper neighbor stay.
 DEV_FN float tree_lanes(float x, int lanes, int64_t index, int64_t unit, int64_t count) {
     for (int stride = 1; stride < lanes; stride *= 2) {
         float upper = __shfl_down_sync(ALL_LANES, x, stride);
@@ -70,14 +69,13 @@ DEV_FN float tree_lanes(float x, int lanes, int64_t index, int64_t unit, int64_t
     return x;
 }
 
-// Reduces nodes[i * spacing], 4096 neighbors at a time, to the first one's place, or to *sum on the
-// last level.
+// Reduces 4096 neighbors nodes[i * spacing] per block into the first of them, or *sum if last.
 __global__ void __launch_bounds__(CODEC_THREADS)
     tree_level_kernel(float *sum, float *nodes, int64_t count, int64_t spacing) {
     __shared__ float partial[CODEC_WARPS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int64_t block_first = (int64_t)blockIdx.x * BLOCK_PARTIALS, first = block_first + warp * WARP_PARTIALS;
-    float mine = 0.0f;  // lane j < 16 keeps row j's result
+    float mine = 0.0f;  // lane j < 16 keeps the result of row j
 #pragma unroll 4
     for (int row = 0; row < ROW; row++) {
         int64_t index = first + row * WARP + lane;
@@ -147,7 +145,7 @@ DEV_FN unsigned long long *seal_of(const SealMessages &a, int i) {
     return reinterpret_cast<unsigned long long *>(a.messages + i * a.bytes + seal_offset(a.bytes));
 }
 
-// Initializes each sum with the key's contribution. sums NULL: sums are stored in the messages.
+// Initializes each sum with the contribution of the key. sums NULL: the sums are in the messages.
 __global__ void begin_sums_kernel(const __grid_constant__ SealMessages a, unsigned long long *sums) {
     int i = blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (i >= a.count || i == a.skip) return;
@@ -156,7 +154,7 @@ __global__ void begin_sums_kernel(const __grid_constant__ SealMessages a, unsign
     if (!sums) sum[1] = 0;
 }
 
-// blockIdx.y: the message. Loads 16 bytes at a time; the order of additions does not matter.
+// blockIdx.y: the message. Threads load 16 bytes at a time and may add in any order.
 __global__ void __launch_bounds__(CODEC_THREADS)
     sum_words_kernel(const __grid_constant__ SealMessages a, unsigned long long *sums) {
     int i = blockIdx.y;
@@ -173,8 +171,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     add_warp_sum(sums ? sums + i : seal_of(a, i), sum);
 }
 
-// One thread, so that the first wrong message is kept. Checks on other streams may run
-// concurrently.
+// One thread, so that the first wrong message is kept. Other streams may set the fault too.
 __global__ void compare_sums_kernel(const __grid_constant__ SealMessages a, const unsigned long long *sums,
                                     unsigned long long *fault, uint64_t code) {
     for (int i = 0; i < a.count; i++) {

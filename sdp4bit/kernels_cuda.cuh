@@ -1,31 +1,29 @@
 // Device code shared by the CUDA kernels of the exact regime: distribution of groups over threads,
-// Hadamard transform across lanes, group scales, segment lookup, writing of tiles. Included by the
+// Hadamard transform across lanes, group scales, tensor lookup, writing of codes. Included by the
 // kernels_cuda files. Bit-identical to codec.h.
-//
-// A thread holds runs of consecutive elements. Each run lies within one group and one tensor.
-//   8 elements   a vector: four lanes hold a Hadamard block, one Philox call serves 8 elements
-//   16           for fp32 loads: two lanes hold a Hadamard block, and a warp loads whole sectors
-//   32           for codes: addresses, groups and tensors are computed once per run
-// A tile is the work of one worker at a time: a warp if the group size is a power of two and small
-// enough, else (any multiple of 32) a block. All sizes are multiples of 32 elements; the lanes of
-// such a block of 32 are all active or all inactive, so they may exchange data.
+// A thread holds runs of consecutive elements. A run is within one group and one tensor:
+//   8 elements    a vector: four lanes hold a Hadamard block, and one Philox call serves the run
+//   16 elements   for fp32 inputs: two lanes hold a Hadamard block, and a warp loads whole sectors
+//   32 elements   for coded inputs: address, group and tensor are computed once per run
+// A tile is what a worker processes at a time. The worker is a warp if the group size is a power of
+// two and small enough, else a block. Tiles are multiples of 32 elements. The lanes that hold the
+// same 32 elements are all active or all inactive, so they may exchange data.
 #pragma once
 #include "sdp4bit/kernels_cuda_codec.cuh"
 
 enum { CODEC_THREADS = 256, CODEC_WARPS = CODEC_THREADS / WARP };
-// Elements between a thread's vectors: 256, 2048.
+// Distance in elements between the vectors of a thread: 256, 2048.
 enum { WARP_SPAN = WARP * PACKED, BLOCK_SPAN = CODEC_THREADS * PACKED };
-// Maximum number of groups in a block's tile: 64.
+// Maximum number of groups in the tile of a block: 64.
 enum { TILE_GROUPS = BLOCK_SPAN / HADAMARD_ORDER };
 
-// Number of blocks for a grid-stride loop with this many threads: several per multiprocessor at
-// most.
+// Returns the number of blocks for a grid-stride loop, at most 16 per multiprocessor.
 static inline unsigned stride_blocks(const Stream *s, int64_t threads) {
     int64_t blocks = ceil_div64(threads, CODEC_THREADS), most = (int64_t)s->device->multiprocessors * 16;
     return (unsigned)(blocks < most ? blocks : most);
 }
 
-// Calls work(i) for this thread's elements of n, in a grid-stride loop.
+// Calls work(i) for this thread's share of n elements, in a grid-stride loop.
 template <typename Work> DEV_FN void for_own_elements(int64_t n, Work work) {
     int64_t stride = (int64_t)gridDim.x * CODEC_THREADS;
     for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n; i += stride) work(i);
@@ -49,14 +47,14 @@ template <int RUNS_, int RUN_, int LANES_, bool PLAIN_ = false> struct Shape {
     static constexpr int RUNS = RUNS_, RUN = RUN_, LANES = LANES_;
     static constexpr bool PLAIN = PLAIN_, WARP_TILES = LANES > 0;
     static constexpr int SPAN = (WARP_TILES ? (int)WARP : (int)CODEC_THREADS) * RUN;
-    // Number of different groups among a thread's runs: 1 or 2
+    // Number of different groups among the runs of a thread: 1 or 2
     static constexpr int GROUPS = LANES > 0 && LANES <= WARP ? RUNS : 1;
 };
 typedef Shape<2, PACKED, 4, true> PlainShape;
 
-// Computes offset / group by multiplication, for offsets below 2^36 in steps of 32 elements. d =
-// group / 32; 2^bits is the smallest power of two >= d; magic = ceil(2^(31+bits) / d) < 2^32. Its
-// error times n is below 2^(31+bits) for n < 2^31, so the quotient is exact.
+// Divides offsets by the group size by multiplication. Offsets are multiples of 32 below 2^36. With
+// d = group / 32 and 2^bits the smallest power of two >= d, magic = ceil(2^(31+bits) / d) < 2^32.
+// Its error times n is below 2^(31+bits) for n < 2^31, so the quotient is exact.
 struct GroupIndex {
     uint32_t magic;
     int bits;
@@ -72,19 +70,18 @@ DEV_FN uint32_t group_of(GroupIndex g, int64_t offset) {
     return __umulhi((uint32_t)(offset >> 5) << 1, g.magic) >> g.bits;
 }
 
-// Work of one kernel on ranges of n elements. Worker w processes tiles [w * per_worker, (w + 1) *
-// per_worker).
+// Division of n elements into tiles. Worker w gets tiles [w * per_worker, (w + 1) * per_worker).
 struct Tiles {
     int64_t n;
     int tile;  // elements
     int per_worker;
     int group, groups;  // group size; groups per tile
     GroupIndex index;
-    bool warp_in_group;  // each warp's elements of a block tile belong to one group
+    bool warp_in_group;  // in a block's tile, all elements of a warp belong to one group
 };
 
-// group: ignored by plain codecs. slices: gridDim.y. Adds blocks until they fill the device several
-// times; beyond that, workers get consecutive tiles, which saves lookups.
+// group: ignored by plain codecs. slices: gridDim.y. Once the blocks fill the device several times,
+// workers get several consecutive tiles, which saves tensor lookups.
 template <class S> static Tiles make_tiles(const Device *device, int64_t n, int slices, int group) {
     Tiles t;
     t.n = n;
@@ -105,7 +102,7 @@ template <class S> static dim3 tile_grid(Tiles t, int slices) {
     return dim3((unsigned)ceil_div64(t.n, per_block), (unsigned)slices);
 }
 
-// First element of this worker; first element of this thread within a tile.
+// Return the first element of this worker, and the first element of this thread within a tile.
 template <class S> DEV_FN int64_t worker_start(const Tiles &t) {
     int64_t worker = S::WARP_TILES ? (int64_t)blockIdx.x * CODEC_WARPS + threadIdx.x / WARP : blockIdx.x;
     return worker * t.per_worker * t.tile;
@@ -113,7 +110,7 @@ template <class S> DEV_FN int64_t worker_start(const Tiles &t) {
 template <class S> DEV_FN int thread_start(void) {
     return (int)(S::WARP_TILES ? threadIdx.x % WARP : threadIdx.x) * S::RUN;
 }
-// t.tile and t.groups; compile-time constants for tiles of warps.
+// Return t.tile and t.groups, which are compile-time constants for tiles of warps.
 template <class S> DEV_FN int tile_size(const Tiles &t) {
     if constexpr (S::WARP_TILES) return S::RUNS * S::SPAN;
     else return t.tile;
@@ -122,26 +119,26 @@ template <class S> DEV_FN int tile_groups(const Tiles &t) {
     if constexpr (S::WARP_TILES) return S::RUNS * S::SPAN / (S::LANES * S::RUN);
     else return t.groups;
 }
-// Elements of a tile if `rest` are left from its start.
+// Returns the number of elements of a tile if `rest` elements are left from its start.
 template <class S> DEV_FN int tile_elements(const Tiles &t, int64_t rest) {
     return rest < tile_size<S>(t) ? (int)rest : tile_size<S>(t);
 }
-// Returns true if run v of this thread exists in a tile of this many elements. Always true for
-// groups of a whole warp, since ranges consist of whole groups.
+// Returns true if run v of this thread is inside a tile of this many elements. Always true if a
+// group takes the whole warp, because ranges consist of whole groups.
 template <class S> DEV_FN bool run_live(int elements, int v) {
     if constexpr (S::LANES > WARP) return true;
     return thread_start<S>() + v * S::SPAN < elements;
 }
 
-// Calls launch(Shape) with the shape of `group` if LANES, 2 LANES, 4 LANES, ... or MOST lanes hold
-// it in one run each; else rest().
+// Calls launch(Shape) if LANES, 2 * LANES, 4 * LANES, ... or MOST lanes with one run each hold a
+// group of this size; else calls rest().
 template <int RUNS, int RUN, int LANES, int MOST, class Launch, class Rest>
 static void with_lanes(int group, Launch launch, Rest rest) {
     if (group == LANES * RUN) launch(Shape<RUNS, RUN, LANES>());
     else if constexpr (LANES < MOST) with_lanes<RUNS, RUN, 2 * LANES, MOST>(group, launch, rest);
     else rest();
 }
-// Calls launch(Shape) for groups of 1024, above 512, or not a power of two, up to LARGEST_GROUP.
+// Calls launch(Shape) for group sizes above 512 and sizes that are not powers of two.
 template <class Launch> static void with_wide_group(int group, Launch launch) {
     if (group == 1024) launch(Shape<4, PACKED, 128>());
     else if (group <= BLOCK_SPAN) launch(Shape<1, PACKED, 0>());
@@ -149,7 +146,7 @@ template <class Launch> static void with_wide_group(int group, Launch launch) {
     else if (group <= 4 * BLOCK_SPAN) launch(Shape<4, PACKED, 0>());
     else launch(Shape<8, PACKED, 0>());
 }
-// The same for all group sizes, with runs of 8.
+// Calls launch(Shape) for any group size, with runs of 8.
 template <class Launch> static void with_group(int group, Launch launch) {
     with_lanes<2, PACKED, 4, 64>(group, launch, [&] { with_wide_group(group, launch); });
 }
@@ -169,9 +166,8 @@ DEV_FN float add_plain(float a, float b) {
 
 // --- the Hadamard transform ---------------------------------------------------------------------
 
-// hadamard() across neighboring lanes of RUN elements each: strides below RUN within the thread,
-// the others across lanes. x * 1 or x * -1 is exact, so the fused operation rounds once, as the sum
-// or difference does.
+// hadamard() on neighboring lanes with RUN elements each: strides below RUN within the thread, the
+// others across lanes. The fused multiply-add rounds once, because multiplying by 1 or -1 is exact.
 template <int ORDER = HADAMARD_ORDER, int RUN> DEV_FN void hadamard_lanes(float (&x)[RUN]) {
 #pragma unroll
     for (int stride = 1; stride < RUN; stride *= 2) {
@@ -191,7 +187,7 @@ template <int ORDER = HADAMARD_ORDER, int RUN> DEV_FN void hadamard_lanes(float 
     }
 }
 
-// tree_sum32 of the squares over 4 neighboring lanes; all of them get the result.
+// Returns tree_sum32 of the squares held by 4 neighboring lanes, on all of them.
 DEV_FN float square_partial_lanes(const float x[PACKED]) {
     float sum[PACKED];
 #pragma unroll
@@ -207,16 +203,16 @@ DEV_FN float square_partial_lanes(const float x[PACKED]) {
 
 // --- the largest magnitude of each group --------------------------------------------------------
 
-// max |x|, NaN if either is: the same order as f32_bits(x) & 0x7FFFFFFF in group_scale.
+// Returns the larger magnitude, or NaN if either is NaN, like the unsigned maximum in group_scale.
 DEV_FN float max_magnitude(float a, float b) {
     float m;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(fabsf(a)), "f"(fabsf(b)));
     return m;
 }
 
-// Maxima of a block's groups. With three rotating sets one barrier per tile suffices: set turn + 2
-// is cleared after the barrier of `turn`, when all readers of its last use are done, and used after
-// the barrier of turn + 1.
+// Maxima of the groups of a block. With three rotating sets one barrier per tile is enough: set
+// turn + 2 is cleared after the barrier of tile `turn`, when its last readers are done, and is
+// written again after the barrier of tile turn + 1.
 struct BlockMaxima {
     uint32_t set[3][TILE_GROUPS];
 };
@@ -228,8 +224,8 @@ template <class S> DEV_FN void clear_maxima(BlockMaxima *shared) {
     }
 }
 
-// largest[i]: of the i-th group among this thread's runs. Missing elements of a block's tile must
-// be 0. turn: number of the tile. Called by the whole worker.
+// Sets largest[i] to the largest magnitude of the i-th group among this thread's runs, as bits.
+// Missing elements of a block's tile must be 0. turn: tile index. Called by the whole worker.
 template <class S>
 DEV_FN void group_maxima(uint32_t (&largest)[S::GROUPS], const float (&x)[S::RUNS][S::RUN], const Tiles &t,
                          BlockMaxima *shared, int turn) {
@@ -270,10 +266,10 @@ DEV_FN void group_maxima(uint32_t (&largest)[S::GROUPS], const float (&x)[S::RUN
     }
 }
 
-// group_scale of GROUPS groups with one division per lane instead of 2 * GROUPS: even lanes compute
-// the scale, odd ones the inverse; with two groups the second bit of the lane selects the group. 2
-// * GROUPS neighboring lanes always share their groups. Sets lift to 0 for groups with non-finite
-// values, whose codes are then 0.
+// group_scale of GROUPS groups with one division per lane instead of 2 * GROUPS. Even lanes compute
+// the scale, odd lanes the inverse; with two groups, bit 1 of the lane selects the group. 2 *
+// GROUPS neighboring lanes always share their groups. Sets lift to 0 if a group has non-finite
+// values, so that its codes are 0.
 template <int GROUPS>
 DEV_FN void group_scales(GroupScale (&scale)[GROUPS], const uint32_t (&largest)[GROUPS], int levels) {
     static_assert(GROUPS <= 2, "4 lanes divide for two groups");
@@ -294,7 +290,7 @@ DEV_FN void group_scales(GroupScale (&scale)[GROUPS], const uint32_t (&largest)[
         scale[g].lift = largest[g] >= LIFT_BELOW ? finite ? 1.0f : 0.0f : normal ? LIFT : 1.0f;
     }
 }
-// The same for a lane that has its group to itself.
+// The same for a lane that holds a whole group.
 DEV_FN void group_scale_alone(GroupScale &scale, uint32_t largest, int levels) {
     scale = group_scale(largest, levels);
     if (largest >= 0x7F800000u) scale.lift = 0.0f;
@@ -302,11 +298,10 @@ DEV_FN void group_scale_alone(GroupScale &scale, uint32_t largest, int levels) {
 
 // --- random bits --------------------------------------------------------------------------------
 
-// The part of rounding_bits that all elements of a kernel share, computed on the host: the key
-// schedule, and round 1 of the counter half with the step. Kernel parameters are read from the
-// constant bank at no cost.
+// The part of rounding_bits that is the same for all elements of a kernel: the key schedule, and
+// half of round 1. Computed on the host; a kernel parameter is free to read.
 struct RoundingSchedule {
-    // Round 1: high half of step times M1 with key 0, its low half, source with key 1
+    // Round 1: high half of step * M1, xor key 0; its low half; source, xor key 1
     uint32_t first0, first1, first2;
     uint32_t key0[ROUNDING_ROUNDS - 1], key1[ROUNDING_ROUNDS - 1];  // keys of rounds 2 and up
 };
@@ -336,7 +331,7 @@ DEV_FN Philox4 scheduled_bits(const RoundingSchedule &r, uint64_t block) {
     return Philox4{{c0, c1, c2, c3}};
 }
 
-// Applies the rotation's signs to RUN elements from a logical offset that is a multiple of RUN.
+// Applies the rotation's signs to RUN elements. logical: offset of the first, a multiple of RUN.
 template <int RUN>
 DEV_FN void flip_signs(float (&x)[RUN], const RoundingSchedule &rotation, int64_t logical) {
     uint64_t word = (uint64_t)logical / 32;
@@ -349,8 +344,7 @@ DEV_FN void flip_signs(float (&x)[RUN], const RoundingSchedule &rotation, int64_
 
 // --- segments -----------------------------------------------------------------------------------
 
-// The tensor at a position of a matrix part, cached between lookups: a thread's positions increase
-// and tensors are long.
+// The tensor at a position of a matrix part, cached because consecutive positions rarely leave it.
 struct SegmentCursor {
     int64_t next;   // first position of the next tensor; padding belongs to the tensor before it
     int64_t end;    // end of the tensor's elements, before the padding
@@ -373,8 +367,7 @@ DEV_FN void seek_segment(SegmentCursor &c, const SegmentTable &table, int64_t po
 
 // --- writing tiles ------------------------------------------------------------------------------
 
-// Destination of a thread's runs in the current tile, advanced from tile to tile to save address
-// arithmetic.
+// Destination of a thread's runs in the current tile. next_tile advances it.
 struct TileWriter {
     uint8_t *codes;    // codes of the first run
     float *scales;     // scale of the first run's group
@@ -383,7 +376,7 @@ struct TileWriter {
     bool stochastic;
 };
 
-// codes, scales: of a range that starts at `position`. tile: offset of the worker's first tile.
+// codes, scales: sections of a range that starts at `position`. tile: offset of the first tile.
 template <class S, Codec CODEC>
 DEV_FN TileWriter make_writer(uint8_t *codes, float *scales, Rounding rounding, int64_t position,
                               const Tiles &t, int64_t tile) {
@@ -404,8 +397,8 @@ template <class S, Codec CODEC> DEV_FN void next_tile(TileWriter &w, const Tiles
     w.position += tile_size<S>(t);
 }
 
-// Codes one run: v = x * inverse, rounded, eight elements at a time. block: index of the first
-// Philox block, a multiple of RUN / 8. halfway() is called once half of x is dead.
+// Codes one run, eight elements at a time: v = x * inverse, rounded. block: index of the first
+// Philox block, a multiple of RUN / 8. Calls halfway() after half of x is coded.
 template <Codec CODEC, bool STOCHASTIC, int RUN, class Halfway>
 DEV_FN void code_values(uint8_t *to, const float (&x)[RUN], float inverse, uint64_t block,
                         const RoundingSchedule &schedule, bool live, Halfway halfway) {
@@ -454,8 +447,7 @@ DEV_FN void code_tile(const TileWriter &w, const float (&x)[S::RUNS][S::RUN],
     }
 }
 
-// Codes one tile. Missing elements of a block's tile must be 0. turn: number of the tile. Called by
-// the whole worker.
+// Codes one tile. Parameters as for group_maxima. Called by the whole worker.
 template <class S, Codec CODEC>
 DEV_FN void write_tile(const TileWriter &w, float (&x)[S::RUNS][S::RUN], int elements, const Tiles &t,
                        SegmentCursor &segment, const SegmentTable &table, const RoundingSchedule &schedule,
@@ -464,7 +456,7 @@ DEV_FN void write_tile(const TileWriter &w, float (&x)[S::RUNS][S::RUN], int ele
     GroupScale scale[S::GROUPS];
     group_maxima<S>(largest, x, t, shared, turn);
     group_scales(scale, largest, CodecRow<CODEC>::LEVELS);
-    // Groups with tiny or non-finite values are rare; without them skip the multiplication.
+    // Skip the multiplication in the usual case without tiny or non-finite values.
     if (__any_sync(ALL_LANES, scale[0].lift != 1.0f || scale[S::GROUPS - 1].lift != 1.0f)) {
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
@@ -479,7 +471,7 @@ DEV_FN void write_tile(const TileWriter &w, float (&x)[S::RUNS][S::RUN], int ele
 
 // --- EDEN ---------------------------------------------------------------------------------------
 
-// Perfect binary tree sum of N terms on each of LANES neighboring lanes; all of them get the
+// Sums N terms on each of LANES neighboring lanes as a perfect binary tree; all lanes get the
 // result. Destroys the terms.
 template <int LANES, int N> DEV_FN float tree_lanes(float (&term)[N]) {
 #pragma unroll
@@ -506,7 +498,7 @@ template <int LANES, int N> DEV_FN uint32_t largest_lanes(const float (&x)[N]) {
     return largest;
 }
 
-// Codes a rotated group held by EDEN_GROUP / RUN neighboring lanes. Returns its scale. Called by
+// Codes a rotated group held by EDEN_GROUP / RUN neighboring lanes and returns its scale. Called by
 // the whole warp; only live lanes store.
 template <Codec CODEC, int RUN> DEV_FN float code_eden(uint8_t *to, const float (&x)[RUN], bool live) {
     typedef CodecRow<CODEC> Row;

@@ -9,7 +9,7 @@ static const uint32_t ALL_LANES = 0xFFFFFFFFu;
 
 // --- codecs at compile time ---------------------------------------------------------------------
 
-// Codec rows as constants. No general case: codecs without a row do not compile.
+// The row of a codec as constants. Codecs without a row do not compile.
 template <Codec CODEC> struct CodecRow;
 #define CUDA_CODEC_ROW(ID, BITS_, LEVELS_, EDEN_) \
     template <> struct CodecRow<CODEC_##ID> { \
@@ -23,12 +23,12 @@ PLAIN_CODECS(CUDA_ORDINARY_ROW)
 UNIFORM_CODECS(CUDA_ORDINARY_ROW)
 EDEN_CODECS(CUDA_EDEN_ROW)
 
-// A codec as an argument: launch(CodecValue<CODEC>()) gives a lambda its codec at compile time.
+// Passes a codec to a generic lambda as a compile-time constant: launch(CodecValue<CODEC>()).
 template <Codec CODEC> struct CodecValue { static constexpr Codec VALUE = CODEC; };
 #define CUDA_CODEC_CASE(ID, NAME, BITS, LEVELS) \
     case CODEC_##ID: launch(CodecValue<CODEC_##ID>()); return;
-// Call launch with the codec. with_codec excludes EDEN, which weights and the hop within a node do
-// not use; with_plain_codec admits only plain codecs.
+// Call launch with the codec as a constant. with_codec excludes EDEN, which is not used for weights
+// and inside the node. with_plain_codec allows only plain codecs.
 template <class Launch> static void with_any_codec(Codec codec, Launch launch) {
     switch (codec) { ALL_CODECS(CUDA_CODEC_CASE) }
     stop_here();
@@ -48,8 +48,8 @@ template <class Launch> static void with_plain_codec(Codec codec, Launch launch)
 
 // --- 8 floats per lane, whole sectors per access ------------------------------------------------
 
-// A lane's 32 bytes are one sector. Pairs of lanes swap halves so that each 16-byte access of the
-// pair covers a whole sector. Called by the whole warp; only live lanes access memory.
+// 8 floats are one 32-byte sector. Pairs of lanes swap halves, so that the 16-byte accesses of a
+// pair cover a whole sector. Called by the whole warp; only live lanes access memory.
 DEV_FN float4 swap_with_neighbor(float4 mine) {
     return make_float4(__shfl_xor_sync(ALL_LANES, mine.x, 1), __shfl_xor_sync(ALL_LANES, mine.y, 1),
                        __shfl_xor_sync(ALL_LANES, mine.z, 1), __shfl_xor_sync(ALL_LANES, mine.w, 1));
@@ -63,7 +63,7 @@ DEV_FN void store_pairwise(float *p, const float x[PACKED], bool live) {
     pair[0] = odd ? got : low;
     pair[2] = odd ? high : got;
 }
-// Loads 8 read-only elements through the texture path; L1 merges the two halves of a sector.
+// Loads 8 elements through the read-only path; L1 merges the two halves of a sector.
 DEV_FN void load_read_only(const float *p, float x[PACKED]) {
     float4 low = __ldg(reinterpret_cast<const float4 *>(p)),
            high = __ldg(reinterpret_cast<const float4 *>(p) + 1);
@@ -73,21 +73,20 @@ DEV_FN void load_read_only(const float *p, float x[PACKED]) {
 
 // --- codes --------------------------------------------------------------------------------------
 
-// rintf and floorf without the slow conversion unit: adding a number near 1.5 * 2^23 leaves v in
-// the low mantissa bits, rounded like the addition, for |v| < 2^22. Code q is represented as
-// 0x4B400000 + q.
+// rintf and floorf without slow conversion instructions: for |v| < 2^22, adding 1.5 * 2^23 leaves
+// the rounded v in the low mantissa bits. The sum's bits are 0x4B400000 + q for code q.
 #define CODE_SHIFT 12582912.0f
 
-// Clamping to -L..L is never needed: |x| <= m, and the relative error of L / m is at most 2^-24, so
-// |v| exceeds L by at most one fp32 step. Then rint gives L, and v + u rounds to the grid of u,
+// Codes need no clamping to -L..L. Since |x| <= m and the relative error of L / m is at most 2^-24,
+// |v| exceeds L by at most one fp32 step. Then rint(v) is L, and v + u rounds to the grid of u,
 // below L + 1. test/unit/sdp4bit/test_codec_bounds.c tries every mantissa.
 DEV_FN void code_vector_nearest(uint32_t code[PACKED], const float v[PACKED]) {
 #pragma unroll
     for (int i = 0; i < PACKED; i++) code[i] = f32_bits(f32_add(v[i], CODE_SHIFT));
 }
-// A byte permutation places an element's 16 random bits below the upper half of the offset's float.
-// The sum v + u then has its integer part just above a fraction of 16 bits (FINE: at most 63
-// levels) or 15 bits. FINE needs no floor: byte 2 of the sum is 64 + the code.
+// A byte permutation combines the upper half of the offset (code_stochastic) with an element's 16
+// random bits into the float offset + u. The sum v + u then has a 16-bit fraction (FINE: up to 63
+// levels) or a 15-bit fraction below its integer part. FINE needs no floor: byte 2 is 64 + code.
 template <bool FINE>
 DEV_FN void code_vector_stochastic(uint32_t code[PACKED], const float v[PACKED], Philox4 bits) {
     const uint32_t lift = FINE ? STOCHASTIC_FINE : STOCHASTIC_COARSE;
@@ -111,7 +110,7 @@ template <int BYTE> DEV_FN uint32_t pick_nibbles(const uint32_t code[PACKED]) {
     return (even & 0x0F0F0F0Fu) | (odd << 4 & 0xF0F0F0F0u);
 }
 
-// Packs the codes of the i-th vector of a run. Codes of 4 and 8 bits have faster paths.
+// Packs the codes of the i-th vector of a run. 4-bit and 8-bit codes have faster paths.
 template <Codec CODEC, bool STOCHASTIC, int WORDS>
 DEV_FN void put_codes(uint32_t (&word)[WORDS], int i, const uint32_t (&code)[PACKED]) {
     constexpr int BITS = CodecRow<CODEC>::BITS;
@@ -132,8 +131,8 @@ DEV_FN void put_codes(uint32_t (&word)[WORDS], int i, const uint32_t (&code)[PAC
     }
 }
 
-// Stores the first BYTES of the words with the widest accesses that divide BYTES. `to` is aligned
-// accordingly, because ranges start at multiples of 32 elements.
+// Stores the first BYTES bytes of the words with the widest accesses that divide BYTES. `to` is
+// sufficiently aligned, because ranges start at multiples of 32 elements.
 template <int BYTES, int WORDS> DEV_FN void store_words(uint8_t *to, const uint32_t (&word)[WORDS]) {
     static_assert(BYTES <= 4 * WORDS && BYTES % 2 == 0, "codes of 8 elements are whole half words");
     if constexpr (BYTES % 16 == 0) {
@@ -187,7 +186,7 @@ template <Codec CODEC> DEV_FN float load_plain_value(const uint8_t *from, int64_
 
 // --- decoding -----------------------------------------------------------------------------------
 
-// Packed codes of N elements, a multiple of 8.
+// Packed codes of N elements. N: a multiple of 8.
 template <Codec CODEC, int N = PACKED> struct Raw {
     static constexpr int BYTES = N * CodecRow<CODEC>::BITS / 8, WORDS = (BYTES + 3) / 4;
     uint32_t word[WORDS];
@@ -226,7 +225,7 @@ template <Codec CODEC, int N = PACKED> DEV_FN Raw<CODEC, N> load_raw(const uint8
     }
     return r;
 }
-// Returns code i with bits of other codes above it; codes may cross words.
+// Returns code i in the low bits, with bits of other codes above it. Codes may cross words.
 template <Codec CODEC, int N> DEV_FN uint32_t code_and_more(const Raw<CODEC, N> &r, int i) {
     constexpr int BITS = CodecRow<CODEC>::BITS;
     const int low = i * BITS % 32;
@@ -239,8 +238,8 @@ template <Codec CODEC, int N> DEV_FN uint32_t flipped_code(const Raw<CODEC, N> &
     return (code_and_more(r, i) & (2 * CodecRow<CODEC>::SIGN - 1)) ^ CodecRow<CODEC>::SIGN;
 }
 
-// EDEN's levels are kept in registers: lane k, L + k, 2L + k, ... holds level k of L, and a shuffle
-// by the code returns its level; it ignores the other bits of the code. Called by the whole warp.
+// EDEN's L levels are kept in registers: lanes k, L + k, 2L + k, ... hold level k. A shuffle by the
+// code, which ignores its upper bits, returns the level. Called by the whole warp.
 template <Codec CODEC> DEV_FN float eden_lane_level(void) {
     typedef CodecRow<CODEC> Row;
     float level = eden_level(Row::BITS, 0);
@@ -262,15 +261,15 @@ template <Codec CODEC, int N> DEV_FN void decode_eden(float (&x)[N], const Raw<C
     }
 }
 
-// x = (float)code, or the plain value. code + SIGN (the code with its sign bit flipped) in the
-// mantissa of a power of two is an exact float; one exact subtraction yields the code. Codes of 4
-// and 8 bits have faster paths.
+// Decodes x = (float)code, or the plain value. The bits of code + SIGN (the code with its sign bit
+// flipped) are put into the mantissa of a power of two, and one exact subtraction yields the code.
+// 4-bit and 8-bit codes have faster paths.
 template <Codec CODEC, int N> DEV_FN void decode_raw(float (&x)[N], const Raw<CODEC, N> &r) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
         constexpr int BITS = CodecRow<CODEC>::BITS;
         if constexpr (BITS == 4) {
-            // Nibble i % 4 of a half word at bits 4k .. 4k+3 of a float with a last place of 16^-k
+            // Nibble k of a half word stays at bits 4k .. 4k+3; the float's last place is 16^-k
             const int k = i % 4;
             const uint32_t power = (uint32_t)(127 + 23 - 4 * k) << 23;
             uint32_t flipped = (r.word[i / 8] ^ 0x88888888u) >> (16 * (i / 4 % 2));
@@ -290,13 +289,12 @@ template <Codec CODEC, int N> DEV_FN void decode_raw(float (&x)[N], const Raw<CO
     }
 }
 
-// u = (code + SIGN) * 2^-133: its bits start at bit 16 of a float without exponent, whose last
-// place is 2^-149; nibbles in the upper half of a byte come out 16 times larger. x = u * (scale *
-// 2^133) - SIGN * scale is one fused operation, which rounds code * scale once, as a multiplication
-// would. Exact for all scales below 2^-5, denormals included; -0 cannot occur, since a scale of 0
-// has only zero codes.
+// A faster path for scales below SMALL_SCALE. decode_biased puts code + SIGN at bit 16 of a float whose last place is 2^-149, so u = (code + SIGN) * 2^-133. (Nibbles in the upper
+// half of a byte are 16 times larger.) scale_biased computes x = u * (scale * 2^133) - SIGN * scale
+// as one fused operation, which rounds code * scale once, as a multiplication would. -0 cannot
+// occur, because a scale of 0 has only zero codes.
 #define SMALL_SCALE 0.03125f
-// word ^ mask, which the compiler cannot move past the shifts and masks of each code.
+// Returns word ^ mask. The compiler cannot move the inline assembly past later shifts and masks.
 DEV_FN uint32_t flip_once(uint32_t word, uint32_t mask) {
     uint32_t flipped;
     asm("xor.b32 %0, %1, %2;" : "=r"(flipped) : "r"(word), "r"(mask));
@@ -317,7 +315,7 @@ template <Codec CODEC, int N> DEV_FN void decode_biased(float (&u)[N], const Raw
         }
     }
 }
-// x = code * scale, from decode_biased.
+// Computes x = code * scale from the result of decode_biased.
 template <Codec CODEC, int N> DEV_FN void scale_biased(float (&x)[N], const float (&u)[N], float scale) {
     const float lift = 0x1p127f, offset = f32_mul(scale, -(float)CodecRow<CODEC>::SIGN);
     float even = f32_mul(f32_mul(scale, lift), 64.0f);

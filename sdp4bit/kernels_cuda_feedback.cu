@@ -1,12 +1,11 @@
-// Error feedback on GPUs: adds the rounding error of earlier messages between nodes to the next
-// one. Bit-identical to kernels_cpu.c. Called by tlq_hs.c, around kernel_quantize_partitions. A
-// thread holds vectors of 8 elements, four lanes a Hadamard block and a warp a block of the
-// rotation.
+// Error feedback on GPUs: adds the quantization error of earlier messages between nodes to the next
+// one. Bit-identical to kernels_cpu.c. Called by tlq_hs.c. A thread holds vectors of 8 elements, so
+// four lanes hold a Hadamard block and a warp holds a block of the rotation.
 #include "sdp4bit/kernels_cuda_grad.cuh"
 
 typedef PlainShape FeedShape;
 
-// Returns false if the previous step was skipped, so that its residual does not count.
+// Returns false if the residual counts as 0 because the previous step was skipped.
 DEV_FN bool residual_counts(const Residual &r) { return !r.control || r.control->applied; }
 
 // Adds y to a vector of the residual.

@@ -1,21 +1,20 @@
-// The first and last gradient kernels on GPUs: quantization for the first hop; sum and inverse
-// transform after the last. Bit-identical to kernels_cpu.c. Called by tlq_hs.c. Matrices are
-// processed in tiles (kernels_cuda.cuh), tails one element per thread.
+// First and last gradient kernels on GPUs: quantization before the first hop, and sum and inverse
+// transform after the last one. Bit-identical to kernels_cpu.c. Called by tlq_hs.c. Matrices are
+// processed in tiles (kernels_cuda.cuh), tails with one thread per element.
 #include "sdp4bit/kernels_cuda_grad.cuh"
 
 // --- quantize -----------------------------------------------------------------------------------
 
-// Calls launch(Shape) with the shape for fp32 inputs. Runs of 16 if a warp holds whole groups: then
-// two lanes hold a Hadamard block, which needs half as many shuffles as four, and a thread has one
-// group.
+// Calls launch(Shape) with the shape for fp32 inputs. If a warp holds whole groups, runs of 16 need
+// half as many shuffles as runs of 8, and a thread has only one group.
 template <Codec CODEC, class Launch> static void with_value_shape(int group, Launch launch) {
     if constexpr (!CodecRow<CODEC>::GROUPED) launch(PlainShape());
     else if constexpr (CodecRow<CODEC>::EDEN) launch(Shape<1, 2 * PACKED, 16>());
     else with_lanes<1, 2 * PACKED, 2, 32>(group, launch, [&] { with_wide_shape(group, launch); });
 }
 
-// Bounds the registers per thread, so that enough warps are resident to saturate the memory. AHEAD:
-// the next tile is loaded while this one is processed.
+// Launch bounds that keep enough warps resident to saturate the memory. AHEAD: the next tile is
+// loaded while this one is processed.
 template <class S, Codec CODEC> struct QuantizeBlocks {
     static constexpr bool AHEAD = S::WARP_TILES && S::RUNS * S::RUN <= 2 * PACKED;
     static constexpr int PER_MULTIPROCESSOR = CodecRow<CODEC>::EDEN            ? 3
@@ -133,7 +132,7 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
 
 typedef PlainShape FinalShape;
 
-// Stores a vector of sums in the shard, or adds it; x becomes the result.
+// Stores a vector of sums in the shard, or adds it. Returns the stored values in x.
 DEV_FN void store_sums(const SumFinal &a, float *to, float x[PACKED]) {
     if (a.add) {
         float old[PACKED];
@@ -184,7 +183,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, CodecRow<CODEC>::GROUPED && !Co
     }
 }
 
-// A warp per partial sum, a lane per element.
+// One lane per element, one warp per partial sum.
 template <Codec TAIL>
 __global__ void __launch_bounds__(CODEC_THREADS) final_tail_kernel(const __grid_constant__ SumFinal a) {
     int64_t at = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;

@@ -1,4 +1,4 @@
-// Device code shared by the gradient kernels: transforms, sums over the sources' messages. Included
+// Device code shared by the gradient kernels: transforms, and sums of received messages. Included
 // by kernels_cuda_grad.cu, kernels_cuda_requantize.cu and kernels_cuda_feedback.cu.
 #pragma once
 #include "sdp4bit/kernels_cuda.cuh"
@@ -9,22 +9,22 @@ DEV_FN uint8_t *partition_message(const QuantizePartitions &a, int partition) {
     return outgoing_message(a.send, a.self_slot, a.self, partition % a.slots, &a.message);
 }
 
-// with_wide_group for quantization: here a warp has a group of 2048 to itself; its loads alone
-// saturate the memory, without barriers.
+// with_wide_group for gradients: a single warp holds a group of 2048. Its loads saturate the
+// memory, and it needs no barriers.
 template <class Launch> static void with_wide_shape(int group, Launch launch) {
     if (group == 2048) launch(Shape<8, PACKED, 256>());
     else with_wide_group(group, launch);
 }
 
-// One tail element per thread. slices: gridDim.y.
+// Grid with one thread per tail element. slices: gridDim.y.
 static inline dim3 tail_grid(int64_t elements, int slices) {
     return dim3((unsigned)ceil_div64(elements, CODEC_THREADS), (unsigned)slices);
 }
 
 // --- the transform ------------------------------------------------------------------------------
 
-// Transforms one run that starts at `position`. ROTATE: with the rotation. Neighboring lanes hold
-// neighboring runs, a warp whole blocks of either transform.
+// Transforms one run that starts at `position`. ROTATE: use the rotation. Neighboring lanes must
+// hold neighboring runs, and a warp whole blocks of the transform.
 template <bool ROTATE, int RUN>
 DEV_FN void transform_run(float (&x)[RUN], const QuantizePartitions &a, int64_t position,
                           SegmentCursor &segment, const RoundingSchedule &rotation) {
@@ -51,7 +51,7 @@ struct Received {
 // Addresses of this thread's runs in the next source's message.
 template <int RUNS> struct SourceCursor { const uint8_t *codes[RUNS], *scales[RUNS]; };
 
-// Decodes the values of one source. SMALL: the scale is below SMALL_SCALE.
+// Decodes N values of one source. SMALL: the scale is below SMALL_SCALE.
 template <Codec CODEC, bool SMALL, int N>
 DEV_FN void source_values(float (&x)[N], const Raw<CODEC, N> &raw, float scale) {
     if constexpr (CodecRow<CODEC>::EDEN) {
@@ -69,8 +69,8 @@ DEV_FN void source_values(float (&x)[N], const Raw<CODEC, N> &raw, float scale) 
     }
 }
 
-// Adds BATCH loaded sources to acc in order. FIRST: the first of them starts the sum; adding a
-// plain value to -0 preserves it, but makes a NaN quiet.
+// Adds BATCH loaded sources to acc in order. FIRST: the sum starts with the first of them. Plain
+// values are added to -0, which makes a NaN quiet and preserves all other values.
 template <class S, Codec CODEC, int BATCH, bool FIRST, bool SMALL>
 DEV_FN void add_values(float (&acc)[S::RUNS][S::RUN], const Raw<CODEC, S::RUN> (&raw)[BATCH][S::RUNS],
                        const float (&scale)[BATCH][S::RUNS]) {
@@ -113,7 +113,7 @@ DEV_FN void load_sources(Loaded<S, CODEC, BATCH> &l, SourceCursor<S::RUNS> &at, 
         }
     }
 }
-// Adds them to acc in order. Called by the whole warp.
+// Adds the loaded sources to acc in order. Called by the whole warp.
 template <class S, Codec CODEC, int BATCH, bool FIRST>
 DEV_FN void add_loaded(float (&acc)[S::RUNS][S::RUN], const Loaded<S, CODEC, BATCH> &l) {
     bool small = true;
@@ -136,7 +136,7 @@ DEV_FN int add_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> &at,
     return BATCH;
 }
 
-// Number of sources whose loads are in flight together: about 16 words per thread, or one source.
+// Number of sources that a thread loads at once: about 16 words, or one source if it is larger.
 template <class S, Codec CODEC> struct SumBatch {
     static constexpr int WORDS = S::RUNS * Raw<CODEC, S::RUN>::WORDS;
     static constexpr int SOURCES = WORDS <= 4 ? 4 : WORDS <= 8 ? 2 : 1;
@@ -153,8 +153,8 @@ DEV_FN void sum_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> at,
     while (BATCH > 1 && left > 0) left -= add_sources<S, CODEC, 1, false>(acc, at, stride);
 }
 
-// Sums a tile. Missing runs read the tile's first run to avoid branches. They are then set to 0 in
-// a block's tile; in a warp's tile they share groups only with each other and are ignored.
+// Sums a tile. To avoid branches, missing runs read the first run of the tile. In a block's tile
+// they are then set to 0; in a warp's tile they do not affect other groups.
 template <class S, Codec CODEC>
 DEV_FN void sum_tile(float (&acc)[S::RUNS][S::RUN], const Received &r, int64_t tile, int elements) {
     SourceCursor<S::RUNS> at;

@@ -1,5 +1,5 @@
-// Lossless weights on GPUs: a warp codes or decodes a group, each lane with one of the 32 states.
-// Bit-identical to lossless_cpu.c; see lossless.h for the format.
+// Lossless weights on GPUs: a warp codes or decodes a group, and each lane has one of the 32
+// states. Bit-identical to lossless_cpu.c. lossless.h defines the format.
 #include "sdp4bit/kernels_cuda.cuh"
 
 static constexpr uint16_t FREQUENCIES[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS] = LOSSLESS_FREQUENCIES;
@@ -11,7 +11,7 @@ static_assert((int)LOSSLESS_LANES == (int)WARP && (int)LOSSLESS_CANDIDATES == (i
 enum { STEP = 2 * WARP };  // weights per step: two neighbors per lane
 
 DEV_FN int lane_id(void) { return threadIdx.x % WARP; }
-// Number of these lanes below this one.
+// Returns how many of these lanes (a bit mask) are before this one.
 DEV_FN int lanes_before(uint32_t lanes) { return __popc(lanes & ((1u << lane_id()) - 1u)); }
 
 // --- tables -------------------------------------------------------------------------------------
@@ -22,8 +22,8 @@ enum { FREQUENCY_BIT = 32 - LOSSLESS_PRECISION };
 DEV_FN uint32_t place_frequency(Place p) { return p >> FREQUENCY_BIT; }
 DEV_FN uint32_t place_start(Place p) { return p & ((1u << LOSSLESS_PRECISION) - 1u); }
 
-// Encoder's entry of a symbol. Division by the frequency is multiplication by reciprocal / 2^32 and
-// a correction of at most 1.
+// A symbol's entry for the encoder. To divide by the frequency, multiply by reciprocal / 2^32 and
+// correct the quotient by at most 1.
 struct __align__(8) PushEntry {
     uint32_t reciprocal;
     Place place;
@@ -81,9 +81,9 @@ DEV_FN uint32_t load_pair(const uint16_t *weights, int i, int n) {
     return i < n ? *reinterpret_cast<const uint32_t *>(weights + i) : 0;
 }
 DEV_FN uint32_t half_of(uint32_t pair, int h) { return h ? pair >> 16 : pair & 0xFFFFu; }
-// Maps both weights to 16-bit integers in numeric order; its own inverse.
+// Maps both weights to signed 16-bit integers in numeric order. It is its own inverse.
 DEV_FN uint32_t ordered_pair(uint32_t pair) { return pair ^ (__vcmplts2(pair, 0) & 0x7FFF7FFFu); }
-// Context of a weight; LOSSLESS_FRESH or above if the weight is smaller than its change.
+// Returns the context of a weight, or a value >= LOSSLESS_FRESH for contexts 14 and 15.
 DEV_FN int raw_context(uint32_t old, int scale) { return max(scale + 6 - (int)(old >> 7 & 0xFFu), 0); }
 
 DEV_FN void copy_group(uint16_t *to, const uint16_t *from, int n) {
@@ -94,7 +94,7 @@ DEV_FN void copy_group(uint16_t *to, const uint16_t *from, int n) {
 
 // --- encoder ------------------------------------------------------------------------------------
 
-// Each lane evaluates one scale on all samples, which are distributed over the lanes.
+// Each lane takes one run of samples, then evaluates one scale on the samples of all lanes.
 DEV_FN int choose_scale(const EncoderTables *t, const uint16_t *old, const uint16_t *fresh, int n) {
     static_assert((int)LOSSLESS_RUN == 4, "a lane's samples are two pairs");
     uint32_t sample[LOSSLESS_RUN] = {}, cost = 0;
@@ -115,7 +115,7 @@ DEV_FN int choose_scale(const EncoderTables *t, const uint16_t *old, const uint1
         for (int l = 0; l < WARP; l++)
             cost += lossless_cost(t->cost, __shfl_sync(ALL_LANES, sample[k], l), scale);
     }
-    // The lowest cost, ties to the first lane: 128 samples cost less than 2^20.
+    // First lane with the lowest cost. cost * WARP fits: 128 samples cost less than 2^20.
     uint32_t best = __reduce_min_sync(ALL_LANES, cost * WARP + lane_id());
     return lossless_candidate(largest, (int)(best % WARP));
 }
@@ -126,8 +126,7 @@ struct WordWriter {
 };
 enum { STEP_WORDS = 2 * STEP };  // maximum number of words per step
 
-// Writes a word of each full state, in lane order. CAREFUL: the space may be exhausted and lanes
-// may have no weight.
+// Writes a word of each full state in lane order. CAREFUL: space or weights may run out.
 template <bool CAREFUL> DEV_FN uint32_t spill(WordWriter &w, uint32_t state, bool full) {
     uint32_t lanes = __ballot_sync(ALL_LANES, full);
     w.next -= __popc(lanes);
@@ -143,7 +142,7 @@ DEV_FN uint32_t divide(uint32_t state, PushEntry e) {
     return rest < f ? coded : coded + (1u << LOSSLESS_PRECISION) - f;
 }
 
-// Pushes one weight of every lane. value: of its change.
+// Pushes one weight of every lane. value: lossless_value of its change.
 template <bool CAREFUL>
 DEV_FN uint32_t push_weight(WordWriter &w, uint32_t state, const EncoderTables *t, uint32_t old,
                             uint32_t fresh, uint32_t value, int scale, bool live) {
@@ -192,7 +191,7 @@ DEV_FN LosslessEntry code_group(const EncoderTables *t, const uint16_t *old, con
     i -= STEP;
     uint32_t was = load_pair(old, max(i, 0), n), is = load_pair(fresh, max(i, 0), n);
     for (; i >= 0 && w.next >= slot + STEP_WORDS; i -= STEP) {
-        int before = max(i - STEP, 0);  // the loads of the next step
+        int before = max(i - STEP, 0);  // load the weights of the next step
         uint32_t next_was = *reinterpret_cast<const uint32_t *>(old + before);
         uint32_t next_is = *reinterpret_cast<const uint32_t *>(fresh + before);
         state = push_pair<false>(w, state, t, was, is, entry.scale, true);
@@ -241,8 +240,7 @@ DEV_FN uint32_t scan(uint32_t *sums, uint32_t value) {
     return sums[threadIdx.x];
 }
 
-// One block: computes the groups' ends, the tail and the header. Each thread handles consecutive
-// groups.
+// One block: writes the ends of the groups, tail and header. Threads take consecutive groups.
 __global__ void __launch_bounds__(SCAN_THREADS) finish_kernel(const __grid_constant__ CodeWeights a) {
     __shared__ uint32_t sums[SCAN_THREADS];
     const LosslessLayout &m = a.layout;
@@ -280,7 +278,7 @@ void kernel_code_weights(Stream *s, const CodeWeights *a) {
     check_launch(s, "finish coded weights");
 }
 
-// Copies 16 bytes at a time: a warp per group, and all threads the part before the groups.
+// One warp copies a group; all threads copy the part before the groups. 16 bytes at a time.
 __global__ void __launch_bounds__(CODEC_THREADS)
     pack_kernel(const __grid_constant__ LosslessLayout m, const uint8_t *coded, uint8_t *message) {
     int64_t thread = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x, group = thread / WARP;
@@ -310,13 +308,13 @@ void kernel_pack_weights(Stream *s, const LosslessLayout *layout, const uint8_t 
 
 // --- decoder ------------------------------------------------------------------------------------
 
-// Reads a group's words. Past the end it returns the last word again: the message is corrupt.
+// Reads a group's words. Reads past the end return the last word; then the message is corrupt.
 struct WordReader {
     const uint16_t *payload;
     uint32_t at, last;  // positions in the payload: next word, last word of the states
 };
 
-// Refills the low states with one word each, in lane order.
+// Refills states below LOSSLESS_LOWEST with one word each, in lane order.
 DEV_FN uint32_t refill(WordReader &r, uint32_t state, bool live) {
     bool low = live && state < LOSSLESS_LOWEST;
     uint32_t lanes = __ballot_sync(ALL_LANES, low);
@@ -357,7 +355,7 @@ DEV_FN uint32_t pop_pair(WordReader &r, uint32_t &state, const DecoderTables *t,
     return __byte_perm(first, second, 0x5410);
 }
 
-// Returns false if no encoder produces this group from these old weights.
+// Returns false if the group is corrupt or was coded relative to other old weights.
 DEV_FN bool decode_group(const DecoderTables *t, LosslessEntry entry, const uint16_t *payload,
                          uint16_t *weights, int n) {
     uint32_t states = entry.end - LOSSLESS_STATE_WORDS;
@@ -366,7 +364,7 @@ DEV_FN bool decode_group(const DecoderTables *t, LosslessEntry entry, const uint
     uint32_t pair = load_pair(weights, 2 * lane_id(), n);
     int i = 2 * lane_id();
     for (; i < n / STEP * STEP; i += STEP) {
-        uint32_t next = load_pair(weights, i + STEP, n);  // the load of the next step
+        uint32_t next = load_pair(weights, i + STEP, n);  // load the weights of the next step
         *reinterpret_cast<uint32_t *>(weights + i) = pop_pair(r, state, t, pair, entry.scale, true);
         pair = next;
     }
@@ -390,7 +388,7 @@ DEV_FN void mark_fault(const DecodeWeights &a, int slot) {
               (unsigned long long)(a.code + (uint64_t)slot));
 }
 
-// blockIdx.y: the message. apply_coded_tail_kernel reports unreadable messages.
+// blockIdx.y: the message. apply_coded_tail_kernel reports messages with an invalid header.
 __global__ void __launch_bounds__(CODEC_THREADS) decode_kernel(const __grid_constant__ DecodeWeights a) {
     __shared__ DecoderTables tables;
     const LosslessLayout &m = a.layout;

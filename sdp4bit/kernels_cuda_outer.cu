@@ -1,5 +1,5 @@
-// Kernels of local steps on GPUs. Bit-identical to kernels_cpu.c. Memory-bound and run once in many
-// steps, so kept simple. Called by outer.c and llmc/state/local_steps.c.
+// Kernels of local steps on GPUs. Bit-identical to kernels_cpu.c. Called by outer.c and
+// llmc/state/local_steps.c.
 #include "sdp4bit/kernels_cuda.cuh"
 #include "sdp4bit/outer_step.h"
 
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     for_own_elements(n, [=](int64_t i) { weights[i] = floatX_from_float(master[i]); });
 }
 
-// Blocks for a few elements per thread.
+// Number of blocks for about four elements per thread.
 static unsigned blocks_for(Stream *s, int64_t n) { return (unsigned)stride_blocks(s, ceil_div64(n, 4)); }
 
 void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, const float *master, int64_t n) {

@@ -1,6 +1,6 @@
-// Gradients between the hops on GPUs: sums a node's messages and quantizes them for the other
-// nodes. Bit-identical to kernels_cpu.c. Called by tlq_hs.c. recode_kernel handles groups of powers
-// of two up to 1024, tiles (kernels_cuda.cuh) all others; tails take one element per thread.
+// Gradients between the hops on GPUs: sums the messages of a node and quantizes the sums for other
+// nodes. Bit-identical to kernels_cpu.c. Called by tlq_hs.c. recode_kernel handles group sizes that
+// are powers of two up to 1024, requantize_kernel all others. Tails use one thread per element.
 #include "sdp4bit/kernels_cuda_grad.cuh"
 
 // --- tiles --------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     store_plain_value<TAIL>(tail, at, sum_tail<TAIL>(received, a.in.bytes, a.sources, at));
 }
 
-// Calls launch(Shape) with the shape for plain sources.
+// Calls launch(Shape) with the shape for plain inputs.
 template <Codec OUT, class Launch> static void with_plain_source_shape(int group, Launch launch) {
     if constexpr (!CodecRow<OUT>::GROUPED) launch(PlainShape());
     else if constexpr (CodecRow<OUT>::EDEN) launch(Shape<1, 2 * PACKED, 16>());
@@ -58,16 +58,15 @@ template <Codec OUT, class Launch> static void with_plain_source_shape(int group
 
 // --- groups of a few lanes ----------------------------------------------------------------------
 
-// Calls launch(Shape) with the shape for coded sources: runs of 32 if a warp holds whole groups.
+// Calls launch(Shape) with the shape for coded inputs: runs of 32 if a warp holds whole groups.
 template <Codec OUT, class Launch> static void with_code_shape(int group, Launch launch) {
     if constexpr (!CodecRow<OUT>::GROUPED) launch(PlainShape());
     else if constexpr (CodecRow<OUT>::EDEN) launch(Shape<1, HADAMARD_ORDER, 8>());
     else with_lanes<1, HADAMARD_ORDER, 1, 32>(group, launch, [&] { with_wide_shape(group, launch); });
 }
 
-// Division of a range into tiles when codes are recoded: one wave of blocks, each with consecutive
-// tiles: `per`, and one more for the first `extra` blocks. A block's warps take them in turn. This
-// leaves no partial second wave and few changes of the tensor per warp.
+// Division of a range for recode_kernel: a single wave of blocks, so that there is no partial
+// second wave. Each block has `per` consecutive tiles, the first `extra` blocks one more.
 struct Spans {
     uint32_t runs;        // runs in the range
     uint32_t per, extra;  // tiles
@@ -82,8 +81,8 @@ template <class S> static Spans make_spans(const Device *device, int64_t n, int 
 }
 
 // Returns the factor that turns x into codes. *sent: the group's scale, valid on its first lane. If
-// *lift is not 1, x must be multiplied by it first. Skips the exceptions of group_scales if all
-// groups of the warp are finite and at least 2^-100, as nearly always.
+// *lift is not 1, the caller must first multiply x by it. Has a fast path for the usual case: all
+// groups of the warp are finite and at least 2^-100.
 template <class S>
 DEV_FN float recode_scale(const float (&x)[1][S::RUN], float levels, float *sent, float *lift) {
     uint32_t largest[1];
@@ -103,7 +102,7 @@ DEV_FN float recode_scale(const float (&x)[1][S::RUN], float levels, float *sent
     return scale[0].inverse;
 }
 
-// Addresses common to a block, kept in shared memory: the compiler would recompute them per tile.
+// Addresses common to a block, in shared memory so that the compiler does not recompute them.
 struct Recode {
     const uint8_t *codes, *scales;  // received
     uint8_t *to;                    // codes and scales to be sent
@@ -116,7 +115,7 @@ DEV_FN Recode recode_slice(const SumRequantize &a, int node) {
                   reinterpret_cast<float *>(message + to.scales)};
 }
 
-// Philox blocks of runs: run i below `next` starts with block first + i * RUN / 8.
+// Philox blocks of the current tensor: run i < next starts at block first + i * RUN / 8.
 struct RunBlocks {
     uint32_t next;
     uint64_t first;
@@ -140,8 +139,8 @@ DEV_FN SourceCursor<1> recode_source(const uint8_t *codes, const uint8_t *scales
     return source;
 }
 
-// requantize_kernel for groups of one run on each of LANES neighboring lanes. Lanes beyond the last
-// run sum that run without writing; they share no group with other lanes.
+// requantize_kernel for groups with one run on each of LANES neighboring lanes. Lanes beyond the
+// last run sum the last run without writing it; their groups have no other lanes.
 template <class S, Codec CODEC, Codec OUT, bool STOCHASTIC>
 __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
     recode_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Spans spans,
@@ -155,8 +154,8 @@ __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
     RunBlocks blocks = {0, 0};
     const uint32_t first = blockIdx.x * spans.per + min(blockIdx.x, spans.extra),
                    end = (first + spans.per + (blockIdx.x < spans.extra)) * WARP;
-    // The first two sources of the next tile are loaded while this one is coded. A single
-    // source is loaded twice.
+    // The first two sources of the next tile are loaded while this one is coded. If there is only
+    // one source, it is loaded twice.
     const int64_t second = a.sources > 1 ? a.in.bytes : 0;
     Loaded<S, CODEC, 2> ahead;
     if (first * WARP + threadIdx.x < end) {

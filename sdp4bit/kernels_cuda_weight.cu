@@ -11,8 +11,8 @@ DEV_FN void mark_refused(const UpdateShard &a) {
     atomicCAS(reinterpret_cast<unsigned long long *>(a.fault), 0ull, (unsigned long long)a.code);
 }
 
-// Updates a vector in which an element is refused, from memory: it is rare, so other vectors need
-// not keep old values in registers.
+// Updates a vector that has refused elements. Reloads it from memory, because this is rare and the
+// usual path should not keep old values in registers.
 DEV_FN void refuse_elements(const UpdateShard &a, const AdamScalars &scalars, const float *grads,
                             int64_t at) {
 #pragma unroll 1
@@ -22,8 +22,8 @@ DEV_FN void refuse_elements(const UpdateShard &a, const AdamScalars &scalars, co
     mark_refused(a);
 }
 
-// Updates one vector at `at`; returns p in master. Loads are not swapped between lanes to cover
-// whole sectors: that costs more instructions than the traffic it saves.
+// Updates the vector at `at` and returns its master weights. Lanes do not swap loads to cover whole
+// sectors, because the extra instructions cost more than the traffic they save.
 DEV_FN void update_vector(float master[PACKED], const UpdateShard &a, const AdamScalars &scalars,
                           const float *grads, int64_t at, bool live) {
     float grad[PACKED], m[PACKED], v[PACKED];
@@ -45,7 +45,7 @@ DEV_FN void update_vector(float master[PACKED], const UpdateShard &a, const Adam
     }
 }
 
-// Returns the values to code: master weights or their difference from the model weights; else 0.
+// Returns the values to code: master weights or their difference from model weights; 0 if !live.
 DEV_FN void coded_values(float x[PACKED], const float master[PACKED], const floatX *weights, bool difference,
                          bool live) {
     float replica[PACKED];
@@ -55,8 +55,8 @@ DEV_FN void coded_values(float x[PACKED], const float master[PACKED], const floa
         x[e] = !live ? 0.0f : difference ? f32_sub(master[e], replica[e]) : master[e];
 }
 
-// Calls launch(Shape) for the group size, with one vector per thread if a warp holds whole groups:
-// two would exceed the registers, and AdamW's loads need many threads in flight.
+// Calls launch(Shape) for the group size. If a warp holds whole groups, a thread has one vector:
+// two would need too many registers, and AdamW needs many threads in flight.
 template <class Launch> static void with_update_shape(int group, Launch launch) {
     with_lanes<1, PACKED, 4, 32>(group, launch, [&] { with_group(group, launch); });
 }
@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
     }
 }
 
-// Plain codecs: sends the master weights themselves. Four elements per thread leave enough threads
-// in flight to hide the divisions.
+// Plain codecs: sends rounded master weights. With only four elements per thread, enough threads
+// are in flight to hide the divisions.
 enum { PLAIN_VALUES = 4, PLAIN_BLOCKS = 5 };
 template <Codec CODEC>
 __global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS)
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     }
 }
 
-// blockIdx.y: the message. Tails are weights; NaNs are converted as by floatX_from_float.
+// blockIdx.y: the message. Converts weights to fp32 and back, which makes NaNs the same as on CPUs.
 __global__ void __launch_bounds__(CODEC_THREADS) apply_tail_kernel(const __grid_constant__ ApplyWeights a) {
     int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (i >= a.bucket.tail_per_rank || !a.control->applied) return;

@@ -91,8 +91,8 @@ bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, 
                   Error *err);
 void layout_free(BucketLayout *layout);
 // Sets *whole to a layout of the same buckets for dp = 1: a shard is a whole bucket, while arena
-// positions and segments are unchanged. Borrows all tables of `layout` except whole->bucket, to be
-// freed by the caller.
+// positions and segments are unchanged. Borrows all tables of `layout`; the caller frees only
+// whole->bucket.
 void layout_unshard(BucketLayout *whole, const BucketLayout *layout);
 // Adds a checksum section of MESSAGE_ALIGN bytes to the format of all messages (--verify-wire).
 void layout_seal(BucketLayout *layout);

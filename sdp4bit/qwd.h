@@ -1,6 +1,5 @@
 // Weights, one bucket at a time:
-//   update  AdamW on the rank's shard, fused with the quantization of weight differences (qWD,
-//           paper section 3.1)
+//   update  AdamW on the rank's shard and quantization of weight differences (paper section 3.1)
 //   gather  all-gather between nodes, then inside the node
 //   apply   update of the model weights
 // WeightFormat selects qWD, qW, bf16 or lossless weights. Called by llmc/state/zero.c.

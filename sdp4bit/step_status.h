@@ -10,7 +10,7 @@ LLMC_BEGIN
 // A fault is an error found by a rank's device, coded in 64 bits; 0: none. It stays in device
 // memory and is sent with the next record, so all ranks learn of it without waiting for the host. A
 // fault ends the run: the step is skipped and nothing is saved. The top two bits of the code are
-// the origin, the others the place. Of several faults the lowest code is kept: it is closest to the
+// the origin, the others the place. The lowest of several faults is kept: it is closest to the
 // cause.
 typedef enum FaultOrigin {
     FAULT_OF_UPDATE = 1,   // adamw.h refused a master weight; place: bucket

@@ -39,12 +39,11 @@ typedef struct TlqStep {
 } TlqStep;
 
 // Reduce-scatters bucket b. Writes the mean over the dp ranks to this rank's shard, or adds it.
-//   grads  (matrix_elements + tail_elements) local gradients, fp32, complete on lanes->first and
-//          last
-//   own    may point into `grads`, whose other elements do not change. With dp = 1 it must
-//   matrix_partials (matrix_per_rank / 32), tail_partials (ceil(tail_per_rank / 32)): receive
-//   partial sums of the squared norm of the result
-// The result is complete on lanes->last.
+// grads: (matrix_elements + tail_elements) fp32, complete on lanes->first and on lanes->last.
+// own: may point into `grads`, whose other elements do not change. With dp = 1 it must be `grads`,
+// which then stays exact.
+// matrix_partials (matrix_per_rank / 32), tail_partials (ceil(tail_per_rank / 32)): receive partial
+// sums of the squared norm of the result. The result is complete on lanes->last.
 void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard own, float *matrix_partials,
                        float *tail_partials, Lanes *lanes);
 // All-gathers the reduced gradients of bucket b in fp32, for strategies in which every rank updates

@@ -62,10 +62,10 @@ static bool on_one_machine(const Launch *launch) {
 }
 
 void devices_emulate_nodes(const OwnDevice *own, const Mesh *mesh, const Launch *launch) {
-    // The first four variables leave sockets as the only path: no plugin, InfiniBand, neighbor's
-    // NVLink or multi-node NVLink. The next two use several sockets and threads per connection,
-    // because with one, a core's copy speed limits a node's bandwidth. Messages are split into 64
-    // KiB per socket, so NCCL's default chunk of 128 KiB would keep only two of the sixteen busy.
+    // The first four variables leave sockets as the only path: no plugin, no InfiniBand, no NVLink.
+    // The next two use several threads and sockets per connection, because with a single one the
+    // copy speed of a core limits the bandwidth of a node. NCCL sends 64 KiB per socket, so its
+    // default 128 KiB chunk would keep only two of the sixteen sockets busy.
     static const char *const settings[][2] = {{"NCCL_NET", "Socket"},
                                               {"NCCL_IB_DISABLE", "1"},
                                               {"NCCL_PXN_DISABLE", "1"},

@@ -6,13 +6,13 @@
 LLMC_BEGIN
 
 typedef struct OwnDevice {
-    int host_ranks;  // ranks on this rank's host
+    int host_ranks;  // number of ranks on this host
     int index;       // index of the device on this host
-    int sharers;     // ranks that share it
-    int turn;        // index of this rank among the ranks of its node that share it
+    int sharers;     // number of ranks that share the device
+    int turn;        // index of this rank among the ranks of its node that share the device
 } OwnDevice;
 
-// Assigns devices in rank order. host: the ranks of this host.
+// Assigns devices in rank order, without sharing. host: the ranks of this host.
 OwnDevice devices_in_order(MPI_Comm host);
 // Chooses the device to open. Differs from devices_in_order in two cases: ranks of emulated nodes
 // share devices if the host has too few, and a launcher may show each rank only its own device.
@@ -22,21 +22,21 @@ OwnDevice devices_choose(Peers host, const Mesh *mesh, bool emulated_nodes);
 // Returns the number of ranks that share the memory this rank allocates from.
 int devices_memory_sharers(const OwnDevice *own);
 
-// First case: lets ranks share devices, if one of the host's device count and the ranks per node
-// divides the other. Otherwise changes nothing, and device_open reports the error.
+// First case: lets ranks share devices. The number of devices of the host must divide the ranks per
+// node, or the other way around. Otherwise changes nothing, and device_open reports the error.
 void devices_share(OwnDevice *own, const Mesh *mesh, int devices, bool emulated_nodes);
-// Devices visible to a rank. srun --gpus-per-task=1 or CUDA_VISIBLE_DEVICES may hide some.
+// The devices that a rank sees. srun --gpus-per-task=1 or CUDA_VISIBLE_DEVICES may hide others.
 typedef struct VisibleDevices {
     int count;
     char first[32];  // device_identity of device 0; empty: unknown
 } VisibleDevices;
-// Second case: if each rank of this host sees exactly one device, and all are different, each rank
-// takes its own. of_rank: (host_ranks).
+// Second case: if every rank of this host sees exactly one device and all these devices differ,
+// each rank takes its device. of_rank: (host_ranks).
 void devices_take_visible(OwnDevice *own, const VisibleDevices *of_rank);
 
 // Sets environment variables so that NCCL treats the mesh's nodes as separate machines connected by
-// sockets. NCCL_HOSTID names host and node; ranks of one node that share a device get different
-// names, because NCCL refuses shared devices otherwise. Variables set by the user are kept. If all
+// sockets. Variables set by the user are kept, except NCCL_HOSTID. It names host and node; ranks of
+// a node that share a device get different names, because NCCL refuses to share devices. If all
 // ranks are on one machine, NCCL uses the loopback interface, which scripts/emulate_network.sh can
 // slow down. Call before the first use of NCCL.
 void devices_emulate_nodes(const OwnDevice *own, const Mesh *mesh, const Launch *launch);

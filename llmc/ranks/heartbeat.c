@@ -1,4 +1,4 @@
-// Shared state of the ranks of a host, text about it, and the reports of the main thread: see
+// Reports from the main thread, and descriptions of the state of all ranks of the host: see
 // heartbeat.h and heartbeat_state.h.
 #include "llmc/ranks/heartbeat.h"
 
@@ -11,7 +11,7 @@
 
 #include "llmc/ranks/heartbeat_state.h"
 
-enum { MAX_CALLERS = 4 };  // ranks whose last collective is listed
+enum { MAX_CALLERS = 4 };  // number of ranks whose last collective is listed
 enum { MAX_HOST_TURNS = 10 };
 
 Heartbeat *heartbeat_watched(const Site *site) {
@@ -24,7 +24,7 @@ void heartbeat_sleep(double seconds) {
     while (nanosleep(&t, &t) != 0 && errno == EINTR) continue;
 }
 
-// Seconds that this host waits so that hosts before it can report the same failure and end the job.
+// Returns the seconds that this host waits, so that earlier hosts can report the failure first.
 static double host_delay(const Heartbeat *h) {
     int before = h->site.node < MAX_HOST_TURNS ? h->site.node : MAX_HOST_TURNS;
     return h->other_hosts ? 2.0 * before : 0;
@@ -182,7 +182,7 @@ bool heartbeat_find_busy(const Site *site, char *text, size_t bytes) {
     if (!h) return false;
     heartbeat_sleep(1 + 2 * h->period);
     bool busy = heartbeat_list_busy(h, text, bytes);
-    // Otherwise the late rank is on another host, and the ranks there can name it.
+    // If no rank here is busy, the late rank is on another host, whose ranks can name it.
     if (!busy && h->other_hosts) heartbeat_sleep(10 + host_delay(h));
     return busy;
 }

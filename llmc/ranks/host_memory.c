@@ -8,8 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// The first rank's file and its identity, because in another PID namespace the same path may name
-// another file.
+// The first rank's file. The inode identifies it, because the path may differ in PID namespaces.
 typedef struct FileName {
     long pid;
     int fd;
@@ -51,8 +50,8 @@ void *host_memory_map(Peers host, size_t bytes, bool all_write) {
     if (rank != 0 && name.fd >= 0) fd = open_file(&name, write);
     void *map = fd >= 0 ? mmap(NULL, bytes, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0)
                         : MAP_FAILED;
-    bool ok = peers_agree(host, map != MAP_FAILED, NULL,
-                          NULL);  // also: all ranks have opened it, so the first may close it
+    // Also waits until all ranks have opened the file, so the first rank may close it.
+    bool ok = peers_agree(host, map != MAP_FAILED, NULL, NULL);
     if (fd >= 0) close(fd);
     if (ok) return map;
     if (map != MAP_FAILED) munmap(map, bytes);

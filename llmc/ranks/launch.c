@@ -25,8 +25,8 @@ double launch_rank_delay(int rank) {
     return rank < 30 ? 2.0 * rank : 60.0;
 }
 
-// Open MPI's singleton start requires a launcher agent (ssh) even for one process, and refuses root
-// in containers. Neither should make a first run fail. Variables set by the user are kept.
+// Open MPI requires ssh even to start a single process without mpirun, and refuses to run as root.
+// Neither should make a first run fail. Variables set by the user are kept.
 static void prepare_environment(void) {
     if (launch_rank_from_environment() < 0) setenv("OMPI_MCA_plm", "isolated", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
@@ -35,7 +35,7 @@ static void prepare_environment(void) {
 
 // A launcher that starts several processes, and the environment variables it sets.
 typedef struct Launcher {
-    const char *mark, *size, *rank;  // environment variables: launcher used, number of processes, own index
+    const char *mark, *size, *rank;  // environment variables: set by this launcher, number of processes, rank
     const char *name, *processes, *advice;
 } Launcher;
 
@@ -48,10 +48,9 @@ static const Launcher launchers[] = {
      "use the mpirun of the MPI library that this program was built with (--version names it)"},
 };
 
-// Exits if a launcher started several processes that MPI does not join, since each would train
-// alone. Called before MPI starts, because Open MPI would end a task of srun with a page of text
-// and exit code 1; and after it, for libraries that start a world of one. A shell in an allocation
-// is a step of one task.
+// Exits if a launcher started several processes without a common MPI world, because each would
+// train alone. Called before MPI starts, because Open MPI would end srun's tasks with a page of
+// text and exit code 1, and after MPI has started, for libraries that start worlds of one rank.
 static void refuse_unconnected(bool joined) {
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers && !joined; i++) {
         const Launcher *s = &launchers[i];
@@ -61,8 +60,7 @@ static void refuse_unconnected(bool joined) {
         error_set(&err, EXIT_ENVIRONMENT,
                   "%s started %s %s that MPI does not connect, so each would train alone; %s", s->name, size,
                   s->processes, s->advice);
-        // The first process prints the error, and gets 2 s to do so before the others exit. There
-        // is no rank to agree with and nothing to abort.
+        // The first process prints the error; the others wait 2 s before they exit.
         if (rank && atoi(rank) > 0) sleep(2);
         else error_print(NULL, err.what);
         exit(err.code);
@@ -84,7 +82,7 @@ void launch_init(Launch *launch, int *argc, char ***argv) {
     refuse_unconnected(launch_rank_from_environment() >= 0);
     prepare_environment();
     json_use_checked_memory();
-    // FUNNELED, which every library supports, suffices: the checkpoint thread calls no MPI.
+    // FUNNELED is enough, because only the main thread calls MPI.
     int provided, running = 0;
     MPI_Initialized(&running);
     if (!running) MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);

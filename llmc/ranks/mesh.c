@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-// Uses hosts as nodes: each must hold the same number of consecutive ranks. O(ranks).
+// Counts the ranks per host. All hosts must have the same number of consecutive ranks.
 static bool ranks_per_host(const int *host_of_rank, int size, int *per_host, Error *err) {
     int *on_host = (int *)xcalloc((size_t)size, sizeof *on_host, "the host table");
     bool ok = true;
@@ -37,8 +37,7 @@ static bool ranks_per_node(int size, const int *host_of_rank, int gpus_per_node,
                      size, gpus_per_node);
 }
 
-// Sets *d to the ranks of a node with the same tp and pp. A tensor-parallel group may span several
-// nodes.
+// Sets *d to the number of data-parallel ranks per node; 1 if a tensor-parallel group spans nodes.
 static bool data_parallel_per_node(int per_node, int tp_size, int dp_size, int *d, Error *err) {
     *d = per_node >= tp_size ? per_node / tp_size : 1;
     if (*d > dp_size) *d = dp_size;
@@ -48,7 +47,7 @@ static bool data_parallel_per_node(int per_node, int tp_size, int dp_size, int *
                          "one must divide the other",
                          tp_size, per_node);
     }
-    // A stage's groups must not end within a node, and a node must not end within a smaller group.
+    // A pipeline stage must consist of whole nodes, or a node of whole pipeline stages.
     if (dp_size % *d || (per_node >= tp_size && per_node % (tp_size * *d))) {
         return error_set(err, EXIT_USAGE,
                          "a data-parallel group of %d ranks cannot be split into nodes of "
@@ -164,8 +163,7 @@ void mesh_remove_node(Mesh *mesh, int node) {
     *mesh = left;
 }
 
-// Returns true for the replica groups if there is only one: creating communicators for them would
-// cost a wait.
+// Returns true for the groups of local steps if there is one replica group: saves communicators.
 static bool unused(const Mesh *mesh, const Group *group) {
     return mesh->replica_groups.size == 1 &&
            (group == &mesh->replica_group || group == &mesh->replica_groups);
@@ -177,7 +175,7 @@ bool mesh_open(Mesh *mesh, Peers world, Error *err) {
         Group *group = &mesh->group[i];
         int rank, size;
         if (unused(mesh, group)) continue;
-        // The world comes first: a missing rank is detected there within the limit.
+        // The world comes first, because its creation detects a missing rank within the limit.
         group->mpi = i == 0 ? peers_duplicate(world) : peers_split(world, group->first, group->rank);
         MPI_Comm_set_errhandler(group->mpi, MPI_ERRORS_RETURN);
         MPI_Comm_rank(group->mpi, &rank);

@@ -12,8 +12,8 @@
 // monotonic clock, 0: never.
 static atomic_llong continued;  // first SIGCONT that arrived while the process was running
 static atomic_llong asked;      // last call of launcher_signal_age; the watchdog calls it every second
-static atomic_llong woken;      // last such call after a long gap: the watchdog may run before the handler
-static atomic_int polls;        // polls of all ranks since `continued`
+static atomic_llong woken;      // last call of launcher_signal_age that followed a long gap
+static atomic_int polls;        // number of polls of all ranks since `continued`
 enum { RUNNING_MS = 2000, AWAKE_MS = 1000 };
 
 static long long now_ms(void) { return (long long)(1e3 * monotonic_seconds()); }
@@ -49,8 +49,8 @@ void launcher_signal_polled(bool arrived) {
 
 // --- recovery ------------------------------------------------------------------------------------
 
-// Seconds that a wait may take after the launcher's signal. The launcher's own grace period must
-// cover this, the time for others to answer, and the time to save (docs/checkpoints.md).
+// Seconds that a wait may take after the launcher's signal. The launcher's grace period must cover
+// this time, the time in which other ranks answer, and the time to save (docs/checkpoints.md).
 enum { SECONDS_AFTER_SIGNAL = 5 };
 // Seconds that the other nodes get to save, in addition to a second time limit.
 enum { SECONDS_TO_SAVE = 60 };

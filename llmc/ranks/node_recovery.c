@@ -1,7 +1,6 @@
 // Finding the surviving nodes: see node_recovery.h.
-//
-// MPI has no notion of a lost rank, but keeps working between live ranks as long as none of them
-// waits indefinitely for a lost one. So recovery uses point-to-point messages with a time limit.
+// MPI cannot handle a lost rank, but still works between live ranks unless one of them waits
+// indefinitely for a lost one. So recovery uses point-to-point messages with a time limit.
 #include "llmc/ranks/node_recovery.h"
 
 #include <assert.h>
@@ -10,7 +9,7 @@
 
 #include "llmc/ranks/heartbeat.h"
 
-// Seconds to wait for answers, and extra seconds to wait for the conclusions of others.
+// Seconds to wait for answers in round 1, and extra seconds for round 2.
 enum { SECONDS_TO_ANSWER = 20, EXTRA_SECONDS = 5 };
 enum { TAG_ALIVE = RECOVERY_TAG_ALIVE, TAG_LOST, TAG_GROUP };
 // Values in place of a node index: no node is lost; recovery is impossible.
@@ -33,8 +32,8 @@ void node_recovery_disarm(const Site *site) {
     if (group.comm != MPI_COMM_NULL) MPI_Comm_free(&group.comm);
 }
 
-// One message from every rank of the world. Arrays of (size). Never freed: receives from lost ranks
-// stay pending.
+// One message from every rank of the world: arrays of (size). Never freed, because receives from
+// lost ranks stay pending.
 typedef struct Inbox {
     const RecoveryGroup *group;
     MPI_Request *request;
@@ -51,7 +50,7 @@ static Inbox inbox_make(const RecoveryGroup *group) {
     return box;
 }
 
-// Sends *word to rank r and posts the receive of its word. *word must outlive the send.
+// Exchanges a message of one int with rank r, asynchronously. *word must outlive the send.
 static void exchange(Inbox *box, int r, int tag, const int *word) {
     MPI_Comm comm = box->group->comm;
     MPI_Request sent;
@@ -85,8 +84,8 @@ static void wait_inbox(const Site *site, Inbox *box, int wanted, double seconds)
 
 static int node_of(const RecoveryGroup *g, int rank) { return rank / g->per_node; }
 
-// Returns the node whose ranks did not all answer, NO_NODE if all did, or IMPOSSIBLE if it is this
-// rank's node or there are several.
+// Returns the node with ranks that did not answer; NO_NODE if all ranks answered; IMPOSSIBLE if
+// there are several such nodes or it is this rank's node.
 static int missing_node(const Inbox *alive) {
     const RecoveryGroup *g = alive->group;
     int missing = NO_NODE;
@@ -99,8 +98,8 @@ static int missing_node(const Inbox *alive) {
     return missing;
 }
 
-// Combines the conclusions of all live ranks. A node that one of them misses is lost for all; if
-// they name different nodes, the lowest rank's counts.
+// Combines the conclusions of all live ranks. A node that one rank reports as lost is lost for all.
+// If they report different nodes, the report of the lowest rank counts.
 static int agreed_node(const Inbox *conclusions) {
     const RecoveryGroup *g = conclusions->group;
     int lost = NO_NODE;
@@ -115,7 +114,7 @@ static int agreed_node(const Inbox *conclusions) {
     return lost == node_of(g, g->rank) ? IMPOSSIBLE : lost;
 }
 
-// Creates the communicator of the surviving ranks. Collective over those only.
+// Creates the communicator of the surviving ranks. Collective over these ranks only.
 static MPI_Comm without_node(const RecoveryGroup *g, int lost) {
     MPI_Comm made = MPI_COMM_NULL;
     MPI_Group all, rest;
@@ -127,9 +126,8 @@ static MPI_Comm without_node(const RecoveryGroup *g, int lost) {
     return made;
 }
 
-// Round 1: every live rank tells all others that it is alive, and waits for all of them, since a
-// rank that is merely late isn't lost. Round 2: live ranks exchange which node they miss, so that
-// all reach the same conclusion.
+// Round 1: every live rank sends a message to all others and waits for theirs, because a rank may
+// only be late. Round 2: live ranks exchange which node did not answer, so that all agree.
 MPI_Comm node_recovery_surviving_ranks(const Site *site, int *lost) {
     static const int alive_word = 1;
     assert(lost);
@@ -148,7 +146,7 @@ MPI_Comm node_recovery_surviving_ranks(const Site *site, int *lost) {
         exchange(&conclusions, r, TAG_LOST, own);
         expected++;
     }
-    // The last rank to answer may have started that much later, and waits as long as this rank did.
+    // The last rank to answer may have started late, and it waits as long as this rank did.
     wait_inbox(site, &conclusions, expected, g->patience + EXTRA_SECONDS);
     *lost = agreed_node(&conclusions);
     return *lost == IMPOSSIBLE ? MPI_COMM_NULL : without_node(g, *lost);

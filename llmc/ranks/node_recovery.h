@@ -1,5 +1,5 @@
-// The collective side of node-failure recovery: arming it, and finding the surviving nodes when one
-// is lost (see node_failure.h). Called by llmc/run.
+// Collective part of node-failure recovery (node_failure.h): arms it, and finds the surviving nodes
+// after a loss. Called by llmc/run.
 #pragma once
 #include "llmc/ranks/node_failure.h"
 #include "llmc/ranks/peers.h"
@@ -10,10 +10,10 @@ void node_recovery_arm(const Site *site, Peers world, int per_node, NodeFailureH
                        void *context);
 // Disarms recovery: a lost rank ends the job again. Collective; no-op unless armed.
 void node_recovery_disarm(const Site *site);
-// For the handler: returns a communicator of all ranks outside the lost node, in world
-// order, valid until the process ends. Returns MPI_COMM_NULL if several nodes are lost, or this
-// one. *lost: the node that did not answer within 20 s (or the time limit, if shorter), -1 if all
-// nodes did. Takes at most twice that time plus 5 s.
+// Called by the handler. Returns a communicator of all ranks outside the lost node in world order,
+// valid until the process ends, or MPI_COMM_NULL if this node or several nodes are lost. *lost: the
+// node that did not answer within 20 s (or the time limit, if shorter); -1 if all nodes answered.
+// Takes at most twice that time plus 5 s.
 MPI_Comm node_recovery_surviving_ranks(const Site *site, int *lost);
 
 LLMC_END

@@ -1,5 +1,4 @@
-// Work on several CPU threads: see parallel.h. Threads take ranges from a shared counter, so a slow
-// or missing thread only costs speed.
+// Work on several CPU threads: see parallel.h. Threads take ranges from a shared counter.
 #include "llmc/ranks/parallel.h"
 
 #include <assert.h>
@@ -14,7 +13,7 @@ typedef struct Ranges {
     int64_t lo, hi, chunk;
     RangeWork work;
     void *context;
-    atomic_llong next;  // first element not taken yet
+    atomic_llong next;  // first element that no thread has taken
 } Ranges;
 
 static void *run_ranges(void *context) {

@@ -12,7 +12,7 @@ void mpi_check(const Site *site, int rc, const char *what, const char *where) {
     char text[MPI_MAX_ERROR_STRING] = "";
     int length = 0;
     MPI_Error_string(rc, text, &length);
-    heartbeat_claim_exit_in_turn(site);  // a lost rank makes the collectives of all ranks fail
+    heartbeat_claim_exit_in_turn(site);  // after the loss of a rank, collectives fail on all ranks
     fatal(site, EXIT_COMMUNICATION, "%s %s failed: %s; check whether another rank or its node died", what,
           where, text);
 }
@@ -22,9 +22,9 @@ static void check(Peers peers, int rc, const char *what) {
     mpi_check(peers.site, rc, what, "over MPI");
 }
 
-// Handles a wait that has exceeded its limit. With node-failure recovery, ask the other ranks at
-// once, before looking for the late rank: they may not wait long. If this node is the lost one,
-// extend the wait once, so that the others can save. more: NULL the second time.
+// Handles a wait that has exceeded its limit. Starts node-failure recovery before looking for the
+// late rank, because other ranks may not wait long. If recovery fails because this node is lost,
+// extends the wait once (more, NULL the second time), so that the other nodes can save.
 static void no_answer(Peers peers, MPI_Request *request, int *done, const char *what, double began,
                       Deadline *more) {
     char who[512];
@@ -37,7 +37,7 @@ static void no_answer(Peers peers, MPI_Request *request, int *done, const char *
     if (!heartbeat_find_busy(peers.site, who, sizeof who))
         snprintf(who, sizeof who, "a rank has not arrived");
     check(peers, MPI_Test(request, done, MPI_STATUS_IGNORE), what);
-    if (*done) return;  // it arrived in the meantime
+    if (*done) return;  // the rank has arrived in the meantime
     heartbeat_claim_exit(peers.site);
     fatal(peers.site, EXIT_COMMUNICATION,
           "waited %.0f s: %s; check what stopped it (--distributed-timeout-minutes sets the limit)", waited,
@@ -50,7 +50,7 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
     Deadline deadline = deadline_in(peers.limit);
     int done = 0;
     check(peers, started, what);
-    // A failure was reported, so the operation is abandoned even if all ranks arrive.
+    // After a reported failure, abandon the operation even if all ranks arrive.
     if (node_failure_reported(peers.site)) node_failure_recover(peers.site, "a rank did not respond");
     double began = monotonic_seconds();
     bool patient = false;
@@ -130,7 +130,7 @@ void peers_gather_bytes(Peers peers, const void *own, int bytes, void *all, cons
 
 enum { WORK_DONE, WORK_CONTINUES, WORK_FAILED };  // ordered by priority
 
-// Well below the limit, because waiting for a rank that is still working counts toward it.
+// Well below the limit, because waiting for a rank that still works counts toward it.
 static double next_sync_time(Peers peers) {
     return monotonic_seconds() + (peers.limit > 0 && peers.limit < 4 ? peers.limit / 4 : 1);
 }
@@ -140,8 +140,7 @@ PeersWork peers_work(Peers peers) {
     return work;
 }
 
-// Combines the states of all ranks, so that all continue with the same result and synchronize the
-// same number of times.
+// Combines the states of all ranks, so that all ranks synchronize the same number of times.
 static void sync_work(PeersWork *work, int state) {
     peers_all_reduce(work->peers, &state, 1, MPI_INT, MPI_MAX);
     work->state = state;

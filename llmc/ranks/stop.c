@@ -1,10 +1,9 @@
 // Polling for reasons to leave: see stop.h.
-//
-// The program's threads and MPI's start with these signals blocked, so that no system call fails
-// with EINTR; a signal stays pending until the next poll. But libraries may start threads when they
-// are loaded, before main can block anything: OpenBLAS's thread pool does. The kernel delivers a
-// process's signal to any thread that doesn't block it, and the default action ends the process.
-// Signal masks cannot be changed from outside a thread, but a handler applies to all of them.
+// Threads of the program and of MPI start with these signals blocked, so a signal stays pending
+// until the next poll and no system call fails with EINTR. But some libraries, such as OpenBLAS,
+// start threads when they are loaded, before main can block signals. The kernel may deliver the
+// signal to such a thread, whose default action would end the process. A handler applies to all
+// threads.
 #include "llmc/ranks/stop.h"
 
 #include <assert.h>
@@ -14,14 +13,13 @@
 
 #include "llmc/ranks/node_failure.h"
 
-// Last signal delivered to another thread, 0: none. File scope, because a signal handler gets no
-// context argument.
+// Last signal that the handler received, 0: none. File scope: handlers get no context argument.
 static atomic_int handled;
 
 static void on_signal(int number) { atomic_store(&handled, number); }
 
 void stop_ignore_launcher_signal(Peers world) {
-    peers_barrier(world);  // the second time, after the poll before it, that all ranks were alive
+    peers_barrier(world);  // all ranks have returned from the poll
     launcher_signal_ignore();
 }
 
@@ -43,7 +41,7 @@ void stop_catch_signals(void) {
     sigaction(SIGINT, &take, NULL);
 }
 
-// Returns a signal that arrived since the last call, or 0. Further ones wait for the next poll.
+// Returns a signal that arrived since the last call, or 0. Other signals stay pending.
 static int take_signal(void) {
     sigset_t set = stop_signals();
     struct timespec no_wait = {0, 0};

@@ -17,18 +17,18 @@
 #include "llmc/ranks/launch.h"
 #include "llmc/ranks/node_failure.h"
 
-// Stack of the thread: the thread-local memory of the libraries takes about 70 KiB of it.
+// Stack size of the thread; thread-local memory of the libraries takes about 70 KiB of it.
 enum { STACK_BYTES = 512 << 10 };
-// Seconds beyond the limit. If the host's own name cannot be resolved, MPI alone takes 10 s to
-// start. At shutdown the ranks have just synchronized.
+// Seconds beyond the limit. MPI takes 10 s to start if the host's own name cannot be resolved. At
+// shutdown the ranks have just synchronized.
 enum { EXTRA_AT_START = 20, EXTRA_AT_END = 10 };
-// Extra seconds for waits when there are other hosts, which report one after the other.
+// Extra seconds for waits if there are other hosts, which report one after another.
 enum { EXTRA_WITH_HOSTS = 35 };
 
 // --- ending the job ------------------------------------------------------------------------------
 
-// Called after claiming the exit. Exits instead of calling MPI, which belongs to the main thread
-// (blocked anyway); the exit code makes the launcher end the other ranks.
+// Called after claiming the exit. Exits without calling MPI, which only the main thread may use;
+// the exit code makes the launcher end the other ranks.
 static void print_and_exit(Heartbeat *h, const char *what) {
     char phase[PHASE_BYTES];
     heartbeat_where(&h->slots[h->own], &h->site.iteration, phase);
@@ -84,16 +84,16 @@ static void explain_idle(const Heartbeat *h, bool waits, double idle, char *text
 
 // --- one beat ------------------------------------------------------------------------------------
 
-// Checks that this rank's main thread makes progress. now: in beats.
+// Checks that this rank's main thread makes progress. now: time in beats.
 static void watch_own(Heartbeat *h, long long now) {
-    char who[512], what[1000], calls[400];  // together within what error_print prints
+    char who[512], what[1000], calls[400];  // `what` must fit into error_print's buffer
     long long progress = atomic_load(&h->progress);
     if (progress != h->progress_seen) h->progress_since = now;
     h->progress_seen = progress;
     bool waits = atomic_load(&h->slots[h->own].waits);
     double idle = (double)(now - h->progress_since) * h->period;
     bool suspected = node_failure_suspected(&h->site, idle);  // must be called on every beat
-    // A main thread that waits on the device cannot notice a lost node itself.
+    // A main thread that waits for the device cannot detect a lost node.
     if (waits && (suspected || (h->limit > 0 && idle > h->limit))) node_failure_report(&h->site);
     double extra = (waits ? h->patience : 0) + node_failure_extra_wait(&h->site, h->limit);
     if (h->limit <= 0 || idle <= h->limit + extra) return;
@@ -103,7 +103,7 @@ static void watch_own(Heartbeat *h, long long now) {
     end_job(h, what);
 }
 
-// Checks that the other ranks of this host are alive. The lowest live rank reports a dead one.
+// Checks that the other ranks of this host are alive. The lowest live rank reports a dead rank.
 static void watch_others(Heartbeat *h, long long now) {
     long long *seen = h->seen, *since = h->seen + h->size;
     bool lowest = true;
@@ -126,7 +126,7 @@ static void watch_others(Heartbeat *h, long long now) {
     if (silent && lowest && h->limit > 0) end_silence(h, silent, seconds);
 }
 
-// Runs the check of heartbeat_set_check. The lock is released before this host waits for its turn.
+// Runs the check of heartbeat_set_check. Releases the lock before this host waits for its turn.
 static void run_check(Heartbeat *h) {
     char what[1000];
     pthread_mutex_lock(&h->lock);
@@ -167,7 +167,7 @@ static int environment_rank(void) {
 
 static void end_process(const MpiLimit *l) {
     char what[400];
-    Site site = {.rank = -1, .phase = l->phase};  // nodes and GPUs aren't known
+    Site site = {.rank = -1, .phase = l->phase};  // node and GPU are not known
     snprintf(what, sizeof what,
              "rank %d waited %.0f s for %s; %s (--distributed-timeout-minutes sets the limit)",
              environment_rank(), l->seconds, l->wanted, l->advice);
@@ -175,22 +175,22 @@ static void end_process(const MpiLimit *l) {
     _exit(l->code);
 }
 
-// Measures time in its own beats rather than by the clock, so that stopping and continuing the
-// whole job isn't a failure.
+// Measures time in beats, so that stopping and continuing the whole job is not a failure.
 static void *watch(void *context) {
     Heartbeat *h = (Heartbeat *)context;
     for (long long now = 1; wait_for_beat(h); now++) {
         if (h->mpi_limit.seconds <= 0) beat(h, now);
         else if ((double)now * h->period >= h->mpi_limit.seconds) {
-            if (h->slots) heartbeat_claim_exit(&h->site);  // one line per host, however slow the launcher is
+            if (h->slots)
+                heartbeat_claim_exit(&h->site);  // one message per host, even if the launcher is slow
             end_process(&h->mpi_limit);
         }
     }
     return NULL;
 }
 
-// Returns pthread_create's result. Uses a small stack, for machines short of memory, unless the
-// libraries' thread-local memory is larger than that.
+// Returns the result of pthread_create. Uses a small stack, unless the thread-local memory of the
+// libraries does not fit into it.
 static int start_thread(Heartbeat *h) {
     pthread_attr_t small;
     h->closing = false;
@@ -242,8 +242,8 @@ static Heartbeat *create(double limit) {
 
 // --- opening and closing -------------------------------------------------------------------------
 
-// Seconds that lower ranks get to print and end the job. Open MPI's launcher takes 2 s to end ranks
-// that are in MPI_Init or MPI_Finalize.
+// Returns the seconds in which lower ranks print an error and end the job. Open MPI's launcher
+// needs 2 s to end ranks that are in MPI_Init or MPI_Finalize.
 static double process_delay(void) { return 2 * launch_rank_delay(environment_rank()); }
 
 void watchdog_mpi_starting(Site *site, double limit) {
@@ -280,11 +280,11 @@ void watchdog_mpi_ending(Site *site, double limit, int code) {
         .advice = "check what stopped them",
         .code = code ? code : EXIT_COMMUNICATION,
     };
-    start_thread(h);  // without a thread, shutdown has no limit
+    start_thread(h);  // if it fails, shutdown has no limit
 }
 
-// Maps the slots of all ranks of the host, or only this rank's if they cannot share memory. Sets
-// this rank's index and the number of slots.
+// Maps the slots of all ranks of the host, or only this rank's slot if they cannot share memory.
+// Sets this rank's index and the number of slots.
 static Slot *map_slots(Peers host, int *rank, int *size) {
     MPI_Comm_rank(host.comm, rank);
     MPI_Comm_size(host.comm, size);
@@ -303,12 +303,12 @@ static Slot *map_slots(Peers host, int *rank, int *size) {
 
 void watchdog_open(Site *site, MPI_Comm host, int ranks, double limit) {
     int rank, size, on_host;
-    Error ignored;  // setup reports faults that cannot be parsed
+    Error ignored;  // zero_plan reports an invalid SDP4BIT_FAULT
     assert(site && ranks > 0);
     bool starting = site->heartbeat && !site->heartbeat->slots;
     Heartbeat *h = starting ? site->heartbeat : create(limit);
     site->heartbeat = NULL;
-    Site unwatched = *site;  // nothing is known yet about ranks that are late
+    Site unwatched = *site;  // without heartbeat, because the slots are not mapped yet
     Peers peers = {host, limit > 0 ? limit + launch_rank_delay(site->rank) : 0, &unwatched};
     MPI_Comm_size(host, &on_host);
     Slot *slots = map_slots(peers, &rank, &size);
@@ -328,7 +328,7 @@ void watchdog_open(Site *site, MPI_Comm host, int ranks, double limit) {
     atomic_store(&slots[rank].rank, site->rank);
     site->heartbeat = h;
     heartbeat_waiting(site, false);
-    peers_barrier(peers);  // until every slot has its rank
+    peers_barrier(peers);  // all slots now have their rank
     int reason = start_thread(h);
     if (reason == 0) return;
     // Without a thread, this rank neither watches nor is watched.

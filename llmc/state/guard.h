@@ -1,7 +1,6 @@
 // The anomaly guard reads each step status, counts skipped steps, reports spikes of the loss and
 // the gradient norm, and ends runs that diverge. The device computes the status
-// (sdp4bit/step_status.h), which is the same on all ranks. llmc/run/run_report.c calls it at most
-// one step late.
+// (sdp4bit/step_status.h), which is the same on all ranks. Called by llmc/run/run_report.c.
 #pragma once
 #include "llmc/log/log.h"
 #include "llmc/state/run_state.h"

@@ -27,8 +27,7 @@ enum { ANY_CHUNK = -1 };
 
 // Kinds of state per parameter element, in memory and in checkpoints. SLICE_WEIGHT is the bf16
 // model weight; with quantized weight differences it is state that cannot be computed from the
-// master weights. Kinds marked "per node" differ between nodes, which are numbered as in the mesh's
-// rail.
+// master weights. Kinds marked "per node" differ between nodes; nodes are ordered as in mesh->rail.
 typedef enum SliceKind {
     SLICE_MASTER,
     SLICE_EXP_AVG,

@@ -115,9 +115,8 @@ floatX *weights_tensor(const Base *base, const Weights *weights, int tensor);
 // Copies this rank's shards out of weights_tensor, where the caller has written the whole tensor.
 void weights_keep_tensor(const Base *base, Weights *weights, int tensor);
 
-// Makes compute wait for the bucket of `unit`, which is gathered first if needed. next: the unit
-// needed next, whose bucket is prefetched; -1: none. Idempotent. Collective over mesh->shards and
-// mesh->shard_rail.
+// Makes compute wait for the bucket of `unit`, which is gathered first if needed. next: see
+// zero_weights_wait. Idempotent. Collective over mesh->shards and mesh->shard_rail.
 void weights_wait(const Base *base, Weights *weights, int unit, int next, bool backward);
 // Waits for the latest update of every bucket. Gathers nothing.
 void weights_wait_all(const Base *base, Weights *weights);

@@ -215,8 +215,7 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     floatX *weights = weights_kept(base, &zero->weights, b, &elements);
     GatherBuffer buffer = weights_buffer(base, &zero->weights, b);
     timer_start(base->timers, TIMER_EXPOSED_WEIGHTS, base->compute);
-    // Only for the timer, which should start when the shard is ready; the hops have their own
-    // events.
+    // Only for the timer, which should start when the shard is ready; events order the hops.
     lanes_after(base->lanes, middle, base->lanes->last);
     timer_start(base->timers, TIMER_PARAMS_ALL_GATHER, middle);
     qwd_gather_bucket(step, b, &buffer, base->lanes);

@@ -67,20 +67,18 @@ float *zero_loss_sum(const Zero *zero);
 // Returns true if the ranks of the node should map each other's memory. *why: code 0 if they do,
 // else the reason why mapping failed. Call it after zero_start.
 bool zero_node_shares(const Zero *zero, Error *why);
-// Return the weights or gradients of a whole tensor. Weights may be read from zero_weights_wait of
-// their unit to that of another unit. Gradients may be written after zero_grads_begin.
+// Return the weights or gradients of a whole tensor. Weights are valid between zero_weights_wait
+// calls for their unit and the next one. Gradients may be written after zero_grads_begin.
 floatX *zero_weight(const Zero *zero, int tensor);
 float *zero_grad(const Zero *zero, int tensor);
 
 // --- the step ------------------------------------------------------------------------------------
 
-// The functions of a step follow in call order. Starts a step and zeros the loss. iteration:
-// 1-based.
+// The functions of a step follow in call order. Starts step `iteration` (from 1), zeros the loss.
 void zero_step_begins(Zero *zero, int64_t iteration);
 // Returns true if the gradients of `unit` are accumulated over a step; false with ZeRO-2 and 3.
 // This determines how backward must write them:
-//   matrices     true: the first micro-batch overwrites them, later ones add. false: every
-//                micro-batch overwrites them
+//   matrices     the first micro-batch overwrites them. true: later ones add. false: all overwrite
 //   1-D tensors  every micro-batch adds. true: zero_update zeros them. false: zero_grads_begin does
 bool zero_grads_accumulate(const Zero *zero, int unit);
 // Returns how often a bucket is reduced in a step of `micro_batches`. Each reduction sends the
