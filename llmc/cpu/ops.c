@@ -430,7 +430,6 @@ void op_rope(Stream *s, const Rope *a) {
 
 // --- sums over ranks -----------------------------------------------------------------------------
 
-// Computes elements at .. at + n - 1 of y.
 static void sum_parts_chunk(const SumParts *a, int64_t at, int64_t n) {
     float sum[ROW_CHUNK];
     for (int64_t i = 0; i < n; i++) sum[i] = floatX_to_float(a->parts[at + i]);

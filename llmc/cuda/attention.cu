@@ -1,5 +1,5 @@
-// Attention on GPUs: uses cuDNN or this program's own kernels, depending only on the shape, so that
-// forward and backward of a layer use the same ones.
+// Attention on GPUs. Chooses cuDNN or this program's own kernels by the shape alone, so that
+// forward and backward of a layer use the same kernels.
 #include "llmc/cuda/attention.h"
 
 #include <assert.h>
@@ -16,7 +16,6 @@ size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups) {
     return plain > cudnn ? plain : cudnn;
 }
 
-// Returns false if there are no rows.
 static bool has_rows(const Attention *a) {
     assert(a->HD % LIMIT_MULTIPLE == 0 && a->HD <= LIMIT_HEAD);
     return a->B > 0 && a->T > 0;

@@ -1,17 +1,18 @@
-// cuDNN's fused causal attention through cudnn-frontend graphs, on qkv in place through strides.
-// Groups of shared keys and values in Megatron-LM's rows cannot be described by strides: unless qkv
-// is by kind, groups run one after the other. A pair of graphs (forward, backward) per shape is
-// kept in the Device. Host code only. Called by attention.cu; attention_plain.cu handles what is
-// refused here.
+// cuDNN's fused causal attention through cudnn-frontend graphs. Host code only. Called by
+// attention.cu, which uses attention_plain.cu if this file refuses a call. The Device keeps a pair
+// of graphs (forward, backward) per shape.
 //
-// Deterministic mode: cuDNN's deterministic backward stores the (T, T) gradients of the scores of
-// all its heads in the workspace. To bound that, the batch is divided into slices that run one
-// after the other: whole samples, or some heads of a sample. Forward uses the same slices, so that
-// dropout masks agree.
+// The graphs read and write qkv in place through strides. Strides cannot describe grouped-query
+// attention in Megatron-LM's layout, so groups then run one after the other, unless qkv is by kind.
+//
+// In deterministic mode, cuDNN's backward pass stores the (T, T) gradients of the scores of all
+// heads in the workspace. To bound its size, the batch is divided into slices that run one after
+// the other: whole samples, or some heads of a sample. Forward uses the same slices, so that both
+// have the same dropout masks.
 #include <nvrtc.h>
 
-// cudnn-frontend's experimental part compiles kernels at run time, which is not used here: these
-// stubs return an error, and the program does not need NVRTC.
+// Stubs, so that the program does not need NVRTC. Only cudnn-frontend's experimental part, which is
+// not used here, compiles kernels at run time.
 template <class... Arguments> static nvrtcResult no_nvrtc(Arguments...) { return NVRTC_ERROR_INTERNAL_ERROR; }
 #define nvrtcCreateProgram no_nvrtc
 #define nvrtcDestroyProgram no_nvrtc
@@ -41,8 +42,8 @@ namespace {
 
 // --- slices --------------------------------------------------------------------------------------
 
-// Part of one execution: `samples` whole samples, or some groups of heads of one sample; if groups
-// run one after the other, one group of some samples.
+// The part of the batch that one execution processes: whole samples, or some heads of one sample,
+// or, if groups run one after the other, one group of several samples.
 struct Slice {
     int samples, heads;
 };
@@ -51,24 +52,24 @@ int sharers_of(const Attention *a) { return a->NH / attention_groups(a); }
 bool group_by_group(const Attention *a) { return sharers_of(a) > 1 && !a->by_kind; }
 
 constexpr size_t SEED_BYTES = 256;               // seed and offset, at the start of the workspace
-constexpr size_t SLACK_BYTES = (size_t)4 << 20;  // for cuDNN's other needs
-// Limit for the (T, T) gradients of a sample; larger ones are divided by heads.
+constexpr size_t SLACK_BYTES = (size_t)4 << 20;  // for other data of cuDNN
+// If the (T, T) gradients of a sample are larger than this, the sample is divided by heads.
 constexpr size_t SCORES_BYTES_MOST = (size_t)1 << 30;
 
 size_t up(int64_t n, int64_t multiple) { return (size_t)round_up64(n, multiple); }
 
-// The default backward stores the fp32 gradient of q and two statistics per query.
+// The default backward pass stores the fp32 gradient of q and two statistics per query.
 size_t default_bytes(int samples, int heads, int T, int HD) {
     return (size_t)samples * (size_t)heads * up(T, 128) * (up(HD, 32) + 2) * sizeof(float) + SLACK_BYTES;
 }
-// The deterministic backward stores the bf16 gradient of the scores and the statistics; with shared
-// keys and values also their gradients for each head.
+// The deterministic backward pass stores the bf16 gradient of the scores and the statistics. If
+// heads share keys and values, it also stores the gradients of keys and values of each head.
 size_t deterministic_bytes(int samples, int heads, int T, int HD, bool shared) {
     return (size_t)samples * (size_t)heads * up(T, 128) * (up(T, 128) * sizeof(floatX) + 2 * sizeof(float)) +
            (shared ? 2 * default_bytes(samples, heads, T, HD) : SLACK_BYTES);
 }
 
-// Returns the largest slice of samples / d samples, or of groups / d groups of one, that fits.
+// Returns the largest slice that fits, of samples / d samples, or of groups / d groups of a sample.
 Slice largest_slice(const Attention *a, int samples, int groups, bool by_samples, size_t workspace_bytes) {
     int n = by_samples ? samples : groups, heads = sharers_of(a);
     for (int d = n; d > 0; d--) {
@@ -101,7 +102,8 @@ struct Plan {
     graph::Graph forward, backward;
 };
 
-// Parameters of a plan: B, T, NH, groups, HD, by kind, dropout's bits, deterministic.
+// Parameters of a plan: B, T, NH, groups, HD, by_kind, bits of the dropout probability,
+// deterministic.
 using PlanKey = std::tuple<int, int, int, int, int, bool, uint32_t, bool>;
 
 struct State {
@@ -122,7 +124,7 @@ std::string version_text(size_t version) {
            std::to_string(version % 100);
 }
 
-// "cuDNN 9.19.0 (built with headers of 9.19.0), 32 x 12 heads of 64, sequence 2048"
+// Describes a call: "cuDNN 9.19.0 (built with headers of 9.19.0), attention of 32 x 12 heads ..."
 std::string describe(const Attention *a) {
     return "cuDNN " + version_text(cudnnGetVersion()) + " (built with headers of " +
            version_text(CUDNN_VERSION) + "), attention of " + std::to_string(a->B) + " x " +
@@ -130,7 +132,7 @@ std::string describe(const Attention *a) {
            std::to_string(a->T);
 }
 
-// Warns on rank 0 that this program's own kernels are used.
+// Warns on rank 0 that attention uses this program's own kernels.
 void notice(const Device *device, const Attention *a, const std::string &reason) {
     if (device->site && device->site->rank > 0) return;
     std::string line = reason.substr(0, reason.find('\n'));
@@ -163,7 +165,7 @@ TensorRef add_seed(graph::Graph &g, const char *name, Uid uid) {
                         .set_data_type(fe::DataType_t::INT64));
 }
 
-// Strides of heads and rows of qkv and of out (B, T, NH * HD).
+// Strides between heads and between rows, of qkv and of out (B, T, NH * HD).
 struct Strides {
     int64_t query, key, qkv_row, out_head, out_row;
 };
@@ -172,7 +174,7 @@ Strides strides_of(const Attention *a) {
     int64_t group = a->by_kind ? HD : (sharers + 2) * HD;
     return Strides{sharers > 1 ? HD : group, group, C + 2 * groups * HD, HD, C};
 }
-// The slice in heads of keys and values.
+// Returns the slice with its number of key and value heads.
 Slice keys_of(const Attention *a, Slice slice) { return Slice{slice.samples, slice.heads / sharers_of(a)}; }
 
 void set_types(graph::Graph &g) {
@@ -295,8 +297,7 @@ Plan *find_plan(Stream *stream, State **state, const Attention *a) {
 
 // --- execution -----------------------------------------------------------------------------------
 
-// splitmix64's finalizer, so that neighboring (seed, site, sample, head, slice) have unrelated
-// keys.
+// splitmix64's finalizer. It gives neighboring (seed, site, sample, head, slice) unrelated keys.
 uint64_t mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
@@ -310,13 +311,13 @@ int64_t dropout_seed(const Attention *a, int slice) {
     return (int64_t)(mix(z + part) >> 1);  // not negative
 }
 
-// Offsets of the i-th slice. Statistics are packed slice after slice.
+// Offsets of a slice. Statistics of consecutive slices are contiguous.
 struct SliceStart {
     int64_t q, k, v, out, stats;  // elements
 };
 SliceStart slice_start(const Attention *a, Slice slice, int i) {
     Strides s = strides_of(a);
-    int per_sample = a->NH / slice.heads;  // 1 when a slice is whole samples
+    int per_sample = a->NH / slice.heads;  // 1 if a slice has whole samples
     int64_t sample = (int64_t)(i / per_sample) * slice.samples,
             head = (int64_t)(i % per_sample) * slice.heads;
     int64_t first = sample * a->T * s.qkv_row;

@@ -1,11 +1,11 @@
-// This program's own causal attention, in tiles of queries and keys on tensor cores: for document
-// starts, for shapes without a cuDNN plan, and as a check of cuDNN. Without atomics, so all sums
-// have a fixed order. Called by attention.cu.
+// This program's own causal attention, in tiles of queries and keys on tensor cores. Used for
+// document starts, for shapes without a cuDNN plan, and in tests to check cuDNN. It uses no
+// atomics, so all sums have a fixed order. Called by attention.cu.
 //
-// Forward passes over the keys twice: for each query's log-sum-exp, then for out = P v with
-// normalized P, so that nothing is rescaled and sums stay in registers. Backward recomputes P from
-// the log-sum-exp, per tile of queries for dq and per tile of keys for dk and dv. Products take
-// bf16 and sum in fp32, so P and the gradient of the scores are rounded to bf16 first.
+// Forward reads the keys twice: first for the log-sum-exp of each query, then for out = P v with
+// normalized P, which needs no rescaling. Backward recomputes P from the log-sum-exp, per tile of
+// queries for dq and per tile of keys for dk and dv. Matrix products have bf16 inputs and fp32
+// sums, so P and the gradient of the scores are rounded to bf16 first.
 #include <math.h>
 #include <mma.h>
 
@@ -16,9 +16,10 @@ using namespace nvcuda;
 
 // --- tiles ---------------------------------------------------------------------------------------
 
-// A tile is ROWS queries by ROWS keys. Heads are padded with zeros to HDP columns. A warp handles 8
-// rows of the scores elementwise; of a product with HDP columns it computes 16 rows (its row group)
-// and every second fragment of 16 columns. Strides are padded to avoid bank conflicts.
+// A tile has ROWS queries and ROWS keys. Heads are padded with zeros to HDP columns. In elementwise
+// operations, a warp processes 8 rows of the scores. In a matrix product with HDP columns, it
+// computes 16 rows (its row group) and every second fragment of 16 columns. Strides are padded to
+// avoid bank conflicts.
 template <int HDP> struct Tile {
     static constexpr int ROWS = HDP <= 64 ? 64 : 32;
     static constexpr int WARPS = ROWS / 8, THREADS = WARPS * WARP;
@@ -30,7 +31,7 @@ template <int HDP> struct Tile {
 };
 enum { WARP_ROWS = 8 };  // rows of the scores per warp
 
-// Per query: first visible key (INT_MAX for t >= T: none), log-sum-exp, sum(dout out).
+// Data of each query of a tile: first visible key (INT_MAX if t >= T), log-sum-exp, sum(dout out).
 template <int ROWS> struct QueryRows {
     int first_key[ROWS];
     float lse[ROWS], delta[ROWS];
@@ -38,7 +39,7 @@ template <int ROWS> struct QueryRows {
 
 template <int HDP> struct ForwardShared {
     alignas(128) __nv_bfloat16 q[Tile<HDP>::ROWS * Tile<HDP>::LD];
-    alignas(128) __nv_bfloat16 kv[Tile<HDP>::ROWS * Tile<HDP>::LD];  // keys, then values
+    alignas(128) __nv_bfloat16 kv[Tile<HDP>::ROWS * Tile<HDP>::LD];  // keys, later values
     alignas(128) float scores[Tile<HDP>::ROWS * Tile<HDP>::LD_SCORES];
     alignas(128) __nv_bfloat16 probs[Tile<HDP>::ROWS * Tile<HDP>::LD_PROBS];
     QueryRows<Tile<HDP>::ROWS> rows;
@@ -51,20 +52,20 @@ template <int HDP> struct BackwardShared {
     alignas(128) float scores[Tile<HDP>::ROWS * Tile<HDP>::LD_SCORES];
     alignas(128) float dprobs[Tile<HDP>::ROWS * Tile<HDP>::LD_SCORES];
     alignas(128) __nv_bfloat16 probs[Tile<HDP>::ROWS * Tile<HDP>::LD_PROBS];    // after dropout
-    alignas(128) __nv_bfloat16 dscores[Tile<HDP>::ROWS * Tile<HDP>::LD_PROBS];  // times scale
+    alignas(128) __nv_bfloat16 dscores[Tile<HDP>::ROWS * Tile<HDP>::LD_PROBS];  // includes `scale`
     QueryRows<Tile<HDP>::ROWS> rows;
 };
 
 struct Call : Attention {
     float scale;
-    float *lse;    // (B, NH, T) log-sum-exp of the scaled scores: the op's `saved`
-    float *delta;  // (B, NH, T) backward: sum(dout out)
-    int tiles;     // per head
-    int sharers;   // heads per group, which share keys and values
+    float *lse;    // (B, NH, T) log-sum-exp of the scaled scores, in Attention.saved
+    float *delta;  // (B, NH, T) sum(dout out), in backward
+    int tiles;     // number of tiles per head
+    int sharers;   // number of heads that share keys and values
 };
 
-// Position of a block: `tiles` per (sample, head) or (sample, group). `heads`: heads or groups.
-// One-dimensional, because gridDim.y is limited to 65535.
+// Position of a block in the 1-D grid (gridDim.y is limited to 65535). Each (sample, head), or each
+// (sample, group), has `tiles` blocks. heads: number of heads or groups.
 struct Place {
     int tile, head, b;
 };
@@ -74,12 +75,12 @@ static __device__ __forceinline__ Place place_of(const Call &a, int heads) {
                  (int)(head / (unsigned)heads)};
 }
 
-// Pointers of one (sample, head). row: stride of qkv and dqkv; C = NH * HD: of out and dout.
+// Pointers of one (sample, head). row: row stride of qkv and dqkv. C: row stride of out and dout.
 struct HeadView {
     const floatX *q, *k, *v;
     int64_t row, C;
     const int32_t *doc_start;  // (T) document starts of the sample, or NULL
-    int64_t sample;            // global index, for dropout
+    int64_t sample;            // global index of the sample, for dropout
 };
 static __device__ __forceinline__ HeadView head_view(const Call &a, int b, int head) {
     HeadView h;
@@ -98,7 +99,8 @@ static __device__ __forceinline__ int64_t head_offset(const Call &a, int b, int 
     return ((int64_t)b * a.T * a.NH + head) * a.HD;
 }
 
-// Loads rows first .. first + ROWS - 1 of a (T, HD) matrix to shared memory, zeros past T and HD.
+// Loads rows first .. first + ROWS - 1 of a (T, HD) matrix to shared memory, with zeros past T and
+// HD.
 template <int HDP>
 static __device__ __forceinline__ void load_tile(__nv_bfloat16 *tile, const floatX *from, int64_t stride,
                                                  int first, const Call &a) {
@@ -122,7 +124,7 @@ static __device__ __forceinline__ void load_rows(QueryRows<ROWS> *rows, const Ca
     }
 }
 
-// Returns the first key visible to any query of the tile, the same in all threads.
+// Returns the first key that is visible to any query of the tile.
 template <int ROWS>
 static __device__ __forceinline__ int first_key_of_tile(const Call &a, const HeadView &h, int first) {
     if (!h.doc_start) return 0;
@@ -140,7 +142,7 @@ typedef wmma::fragment<wmma::matrix_a, 16, 16, 16, __nv_bfloat16, wmma::col_majo
 typedef wmma::fragment<wmma::matrix_b, 16, 16, 16, __nv_bfloat16, wmma::row_major> RightRows;
 typedef wmma::fragment<wmma::matrix_b, 16, 16, 16, __nv_bfloat16, wmma::col_major> RightColumns;
 
-// scores (ROWS, ROWS) = x y^T of tiles x, y (ROWS, HDP).
+// Computes scores (ROWS, ROWS) = x y^T for tiles x and y (ROWS, HDP).
 template <int HDP>
 static __device__ __forceinline__ void tile_scores(float *scores, const __nv_bfloat16 *x,
                                                    const __nv_bfloat16 *y) {
@@ -161,15 +163,16 @@ static __device__ __forceinline__ void tile_scores(float *scores, const __nv_bfl
     }
 }
 
-// One warp's part of a (ROWS, HDP) result: row group warp / 2, column fragments warp % 2, warp % 2
-// + 2, ...
+// One warp's part of a (ROWS, HDP) result: row group warp / 2, and column fragments warp % 2, warp
+// % 2 + 2, ...
 template <int HDP> struct Result { Accumulator part[Tile<HDP>::FRAGMENTS]; };
 template <int HDP> static __device__ __forceinline__ void clear(Result<HDP> &result) {
 #pragma unroll
     for (int f = 0; f < Tile<HDP>::FRAGMENTS; f++) wmma::fill_fragment(result.part[f], 0.0f);
 }
 
-// result += w y (or w^T y), w (ROWS, ROWS) with stride LD_PROBS, y a tile (ROWS, HDP).
+// Computes result += w y, or w^T y, with w (ROWS, ROWS) of stride LD_PROBS and a tile y (ROWS,
+// HDP).
 template <int HDP, bool TRANSPOSE>
 static __device__ __forceinline__ void accumulate_product(Result<HDP> &result, const __nv_bfloat16 *w,
                                                           const __nv_bfloat16 *y) {
@@ -191,8 +194,8 @@ static __device__ __forceinline__ void accumulate_product(Result<HDP> &result, c
     }
 }
 
-// Rounds and stores a result in rows first .. of a (T, HD) matrix. patches: 256 free floats per
-// warp.
+// Rounds a result and stores it in a (T, HD) matrix, starting at row `first`. patches: 256 floats
+// of scratch per warp.
 template <int HDP>
 static __device__ __forceinline__ void store_result(floatX *to, int64_t stride, Result<HDP> &result,
                                                     int first, const Call &a, float *patches) {
@@ -211,15 +214,15 @@ static __device__ __forceinline__ void store_result(floatX *to, int64_t stride, 
 
 // --- elements of the scores ----------------------------------------------------------------------
 
-// Dropout multiplier of a probability: element (head * T + t) * T + key, with the head's index in
-// the whole model. `head` is relative to this rank's first.
+// Returns the dropout multiplier of a probability (see Attention in ops.h). head: index among this
+// rank's heads.
 static __device__ __forceinline__ float keep_multiplier(const Call &a, const HeadView &h, int head, int t,
                                                         int key) {
     if (!(a.dropout.p > 0.0f)) return 1.0f;
     uint64_t row = (uint64_t)(a.first_head + head) * (uint64_t)a.T + (uint64_t)t;
     uint64_t element = row * (uint64_t)a.T + (uint64_t)key;
     Philox4 bits = dropout_bits(a.dropout, h.sample, element / 8);
-    // Selections, because an array indexed at run time would not stay in registers.
+    // No array index here, because an array indexed at run time would not stay in registers.
     uint32_t low = element & 2 ? bits.v[1] : bits.v[0], high = element & 2 ? bits.v[3] : bits.v[2];
     uint32_t word = element & 4 ? high : low, random16 = element & 1 ? word >> 16 : word & 0xFFFFu;
     uint32_t threshold = (uint32_t)rintf(a.dropout.p * 65536.0f);
@@ -234,8 +237,8 @@ static __device__ __forceinline__ bool sees(const QueryRows<ROWS> &rows, int que
 
 // --- forward -------------------------------------------------------------------------------------
 
-// Pass 1: computes lse of the tile's queries, in shared memory and lse (T). Each lane keeps a
-// running maximum and sum of its columns, combined at the end.
+// Pass 1 of forward: computes the log-sum-exp of the tile's queries, in shared memory and in lse
+// (T). Each lane keeps the maximum and sum of its columns; they are combined at the end.
 template <int HDP>
 static __device__ void forward_lse(ForwardShared<HDP> &m, const Call &a, const HeadView &h, float *lse,
                                    int first, int key_begin) {
@@ -266,7 +269,7 @@ static __device__ void forward_lse(ForwardShared<HDP> &m, const Call &a, const H
     for (int i = 0; i < WARP_ROWS; i++) {
         const int r = warp * WARP_ROWS + i;
         float largest = warp_max(max[i]);
-        // Lanes without keys are skipped: -inf - -inf is NaN.
+        // Skips lanes without keys, because -inf - -inf is NaN.
         float total = warp_sum(sum[i] > 0.0f ? sum[i] * __expf(max[i] - largest) : 0.0f);
         if (lane > 0) continue;
         m.rows.lse[r] = total > 0.0f ? largest + logf(total) : 0.0f;
@@ -279,7 +282,7 @@ template <int HDP> __global__ void __launch_bounds__(Tile<HDP>::THREADS) attenti
     extern __shared__ __align__(128) uint8_t memory[];
     ForwardShared<HDP> &m = *reinterpret_cast<ForwardShared<HDP> *>(memory);
     const Place place = place_of(a, a.NH);
-    // The longest tiles first
+    // The tiles with the most keys start first.
     const int first = (a.tiles - 1 - place.tile) * ROWS, head = place.head, b = place.b;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const HeadView h = head_view(a, b, head);
@@ -309,14 +312,14 @@ template <int HDP> __global__ void __launch_bounds__(Tile<HDP>::THREADS) attenti
         __syncthreads();
         accumulate_product<HDP, false>(result, m.probs, m.kv);
     }
-    __syncthreads();  // scores are reused as patches
+    __syncthreads();  // the memory of the scores is reused as patches
     store_result<HDP>(a.out + head_offset(a, b, head), h.C, result, first, a, m.scores);
 }
 
 // --- backward ------------------------------------------------------------------------------------
 
-// delta (B, NH, T) = sum over a head of dout out, which equals the sum over keys of p dp. One warp
-// per query.
+// Computes delta (B, NH, T), the sum of dout * out over a head's columns, which equals the sum of p
+// dp over keys. One warp per query.
 __global__ void __launch_bounds__(256) attention_delta_kernel(Call a) {
     const int64_t query = (int64_t)blockIdx.x * (256 / WARP) + threadIdx.x / WARP;  // (B, T, NH)
     if (query >= (int64_t)a.B * a.T * a.NH) return;
@@ -334,9 +337,9 @@ __global__ void __launch_bounds__(256) attention_delta_kernel(Call a) {
     if (threadIdx.x % WARP == 0) a.delta[(b * a.NH + head) * a.T + t] = sum;
 }
 
-// One pair of tiles in backward: computes rounded probabilities after dropout, and the rounded
-// gradient of the scores, from q, dout, k and v in shared memory. Call after a barrier; ends with
-// one.
+// Processes a tile of queries and keys in backward: computes the probabilities after dropout and
+// the gradient of the scores, both rounded, from q, dout, k and v in shared memory. Call after a
+// barrier; ends with a barrier.
 template <int HDP>
 static __device__ __forceinline__ void backward_tile(BackwardShared<HDP> &m, const Call &a, const HeadView &h,
                                                      int head, int query_first, int key_first) {
@@ -393,7 +396,7 @@ template <int HDP> __global__ void __launch_bounds__(Tile<HDP>::THREADS) attenti
     extern __shared__ __align__(128) uint8_t memory[];
     BackwardShared<HDP> &m = *reinterpret_cast<BackwardShared<HDP> *>(memory);
     const Place place = place_of(a, a.groups);
-    // The first keys have the most queries, so they start first
+    // The first keys have the most queries, so they start first.
     const int key_first = place.tile * ROWS, b = place.b;
     HeadView h = head_view(a, b, place.head * a.sharers);
     load_tile<HDP>(m.k, h.k, h.row, key_first, a);
@@ -405,7 +408,7 @@ template <int HDP> __global__ void __launch_bounds__(Tile<HDP>::THREADS) attenti
         const int head = place.head * a.sharers + i;
         const int64_t statistics = ((int64_t)b * a.NH + head) * a.T;
         for (int first = key_first; first < a.T; first += ROWS) {
-            if (first_key_of_tile<ROWS>(a, h, first) >= key_first + ROWS) continue;  // in later documents
+            if (first_key_of_tile<ROWS>(a, h, first) >= key_first + ROWS) continue;  // a later document
             __syncthreads();
             load_tile<HDP>(m.q, h.q, h.row, first, a);
             load_tile<HDP>(m.dout, a.dout + head_offset(a, b, head), h.C, first, a);
@@ -425,7 +428,7 @@ template <int HDP> __global__ void __launch_bounds__(Tile<HDP>::THREADS) attenti
 
 template <int HDP> static unsigned blocks_of(Call *a) {
     a->tiles = (int)ceil_div64(a->T, Tile<HDP>::ROWS);
-    return (unsigned)((int64_t)a->B * a->NH * a->tiles);  // below B * T * NH / 32
+    return (unsigned)((int64_t)a->B * a->NH * a->tiles);
 }
 
 template <int HDP> static void launch_forward(Stream *s, Call a) {

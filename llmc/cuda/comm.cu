@@ -1,8 +1,10 @@
 // Collectives and links over NCCL for GPU ranks: see llmc/comm.h. Each group of several ranks has
-// its own communicator, except a node whose ranks read each other's memory (peer_memory.h).
-// Communicators are blocking: a call enqueues its work, but may block the host while NCCL connects,
-// limited by the watchdog (heartbeat.h). In non-blocking mode NCCL starts a thread per call, which
-// takes about 100 us before the next one can be issued: milliseconds per step.
+// its own communicator, except the node group if its ranks read each other's memory
+// (peer_memory.h).
+//
+// Communicators are blocking. A call enqueues its work, but may block the host while NCCL connects;
+// the watchdog (heartbeat.h) limits this time. In non-blocking mode NCCL would start a thread per
+// call, which costs milliseconds per step.
 #include <algorithm>
 #include <nccl.h>
 #include <stdio.h>
@@ -20,28 +22,28 @@ struct Comm {
     const Site *site;
     const Mesh *mesh;   // for the watchdog
     ncclComm_t nccl;    // NULL: not connected yet, or not needed (comm_connect)
-    PeerMemory *peers;  // node group only; else NULL
-    bool few_bytes;     // world group, which exchanges step statuses
+    PeerMemory *peers;  // only in the node group, else NULL
+    bool few_bytes;     // world group, which exchanges only step statuses
     bool one_way;       // this Comm belongs to a link
-    bool links_alone;   // pp and embedding: no collectives
-    Link *links;        // between members of the group, in the order of opening
-    bool by_messages;   // between nodes: gathers are sent as one message per rank
+    bool links_alone;   // pp and embedding groups, which have links but no collectives
+    Link *links;        // open links between members of the group, in the order of opening
+    bool by_messages;   // gathers are sent as one message per rank, used between nodes
     bool connected;     // all groups of all ranks are connected
     uint64_t sent;
     volatile int *lost;  // comm_may_lose; NULL: members cannot be lost
 };
 
 struct Link {
-    Group pair;  // both ends with their own Comm; member 0 sends to member 1
-    Comm *of;    // the group, which counts the bytes
+    Group pair;  // the two ends, with their own Comm; member 0 sends to member 1
+    Comm *of;    // Comm of the group, which counts the bytes
     Stream *stream;
-    Event *ready;   // end of the caller's work so far
-    Event **event;  // (room) events of pending messages, oldest first, then unused ones
+    Event *ready;   // end of the work that the caller has queued
+    Event **event;  // (room) events of pending messages, oldest first, then unused events
     int under_way, room;
     Link *next;
 };
 
-// in_training: another rank may have caused the failure.
+// Writes an error message. in_training: another rank may have caused the failure.
 static void describe_failure(const Group *group, ncclResult_t result, const char *what, bool in_training,
                              char *text, size_t bytes) {
     const char *detail = ncclGetLastError(group->comm->nccl);
@@ -50,10 +52,10 @@ static void describe_failure(const Group *group, ncclResult_t result, const char
              in_training ? "check whether another rank or its node died, and " : "");
 }
 
-enum { AFTER_THE_CAUSE = 25 };  // seconds: longer than the staggered exits of all hosts
+enum { AFTER_THE_CAUSE = 25 };  // seconds, longer than the staggered exits of all hosts take
 
-// Gives other ranks time to report the cause if one does not answer while NCCL connects: it prints
-// its own error, or the launcher ends the job because it died. If neither happens, the network
+// Waits before reporting that another rank does not answer while NCCL connects. If that rank
+// failed, it prints its own error in this time, or mpirun ends the job. Otherwise the network
 // blocks traffic.
 static void leave_word_to_others(const Comm *comm) {
     heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);
@@ -62,14 +64,14 @@ static void leave_word_to_others(const Comm *comm) {
     heartbeat_waiting(comm->site, false);
 }
 
-// Ends the job. Until all ranks have exchanged a message, errors of NCCL (memory, network,
-// environment variables) would occur again after a restart.
+// Ends the job. Errors of NCCL before all ranks are connected (memory, network, environment
+// variables) would occur again after a restart, so they are EXIT_ENVIRONMENT.
 static void nccl_failed(const Group *group, ncclResult_t result, const char *what) {
     const Comm *comm = group->comm;
     char text[1000];
     describe_failure(group, result, what, comm->connected, text, sizeof text);
     if (result == ncclRemoteError && !comm->connected) leave_word_to_others(comm);
-    heartbeat_claim_exit_in_turn(comm->site);  // a lost rank fails the collectives of all
+    heartbeat_claim_exit_in_turn(comm->site);  // a lost rank makes the collectives of all ranks fail
     fatal(comm->site, comm->connected ? EXIT_COMMUNICATION : EXIT_ENVIRONMENT, "%s", text);
 }
 
@@ -85,8 +87,8 @@ static bool broken(const Group *group, char *what, size_t bytes) {
 
 static bool is_lost(const Comm *comm) { return comm->lost && *comm->lost; }
 
-// Makes kernels that wait for the lost member end; they find *lost set. ncclCommAbort may wait for
-// NCCL's threads, so it runs on its own thread.
+// Aborts the communicator, which ends kernels that wait for the lost member; later kernels find
+// *lost set. ncclCommAbort may wait for NCCL's threads, so it runs on its own thread.
 static void abandon(Comm *comm) {
     ncclComm_t nccl = comm->nccl;
     *comm->lost = 1;
@@ -101,7 +103,7 @@ void comm_may_lose(const Group *group, int *lost) {
 void comm_lose(const Group *group) {
     Comm *comm = group->comm;
     if (!comm || !comm->lost) return;
-    heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);  // or the watchdog might abandon it too
+    heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);  // stops the watchdog's checks first
     abandon(comm);
 }
 
@@ -114,9 +116,10 @@ static bool outlives(const Group *group) {
            node_failure_handled(replica_groups->site);
 }
 
-// Releases a main thread blocked by a device that waits for a lost node. The first heartbeat
-// disables collectives, the second abandons the communicator; by then the main thread is not inside
-// NCCL, unless in a call that would never return.
+// Releases the main thread if it waits for a device that waits for a lost node. The first call sets
+// *lost, which disables collectives, and the next call, one heartbeat later, abandons the
+// communicator. By then the main thread is not inside NCCL, except in a call that would never
+// return.
 static void free_main_thread(const Mesh *mesh) {
     Comm *replica_groups = mesh->replica_groups.comm;
     if (!replica_groups || !replica_groups->lost || !node_failure_reported(replica_groups->site)) return;
@@ -124,9 +127,9 @@ static void free_main_thread(const Mesh *mesh) {
     *replica_groups->lost = 1;
 }
 
-// Check of the watchdog: reports errors of NCCL's threads, such as a broken connection, even while
-// the device blocks the host. Runs concurrently with the host's NCCL calls, which is safe: NCCL
-// reads atomic variables without a lock. context: the mesh.
+// Reports errors of NCCL's threads, such as a broken connection. The watchdog calls this from its
+// own thread, even while the main thread is inside NCCL. This is safe, because NCCL only reads
+// atomic variables here. context: the mesh.
 static bool check_groups(void *context, char *what, size_t bytes) {
     const Mesh *mesh = (const Mesh *)context;
     for (int i = 0; i < MESH_GROUPS; i++) {
@@ -143,11 +146,10 @@ static bool check_groups(void *context, char *what, size_t bytes) {
     return false;
 }
 
-// Bracket every NCCL call, which may block until the other ranks call too; the watchdog limits
-// that.
+// nccl_begin and nccl_end enclose every NCCL call. It may block until the other ranks call too; the
+// watchdog limits this time.
 static void nccl_begin(const Group *group) { heartbeat_waiting(group->comm->site, true); }
 static void nccl_end(const Group *group, ncclResult_t result, const char *what) {
-    // Asynchronous errors of this collective or an earlier one.
     ncclResult_t async = ncclSuccess;
     bool lost = is_lost(group->comm);
     if (result == ncclSuccess && !lost) result = ncclCommGetAsyncError(group->comm->nccl, &async);
@@ -180,11 +182,11 @@ void comm_open(Mesh *mesh, Device *device, double) {
 
 static Peers peers_of(const Group *group) { return {group->mpi, 0, group->comm->site}; }
 
-// A posted receive occupies a multiprocessor per channel until its message arrives, and each
-// channel has buffers. Messages may take as long as a micro-batch, so two channels suffice.
+// A posted receive occupies an SM per channel until its message arrives. Messages may take as long
+// as a micro-batch, so two channels are fast enough.
 enum { LINK_CHANNELS = 2 };
 
-// Step statuses are a few bytes, so one channel suffices and saves buffers.
+// The world group exchanges only a few bytes, so it has one channel, which saves buffers.
 static void make_communicator(const Group *group) {
     Comm *comm = group->comm;
     ncclUniqueId id = {};
@@ -194,15 +196,15 @@ static void make_communicator(const Group *group) {
     ncclResult_t result = group->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
     if (result != ncclSuccess) nccl_failed(group, result, "finding a network for NCCL");
     peers_broadcast(peers_of(group), &id, sizeof id, 0);
-    heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);  // the check must not see comm->nccl change
+    heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);  // no check while comm->nccl changes
     nccl_begin(group);
     result = ncclCommInitRankConfig(&comm->nccl, group->size, id, group->rank, &config);
     nccl_end(group, result, "making the NCCL communicator");
     heartbeat_set_check(comm->site, check_groups, (void *)comm->mesh);
 }
 
-// Sends a small message of each kind used in training, because NCCL connects ranks with their first
-// message. Not counted. Between nodes both kinds share connections. memory: (2, ranks, bytes).
+// Sends a small message of each kind that training uses, because NCCL connects two ranks at their
+// first message. Not counted in comm_sent. memory: (2, ranks, bytes).
 static void send_first_messages(const Group *group, uint8_t *memory) {
     const size_t bytes = COMM_TRIAL_BYTES / 2;
     Comm *comm = group->comm;
@@ -296,7 +298,7 @@ static bool fetched(const Group *group, const void *memory, size_t bytes) {
     return group->comm->peers && peer_memory_hold(group->comm->peers, memory, bytes);
 }
 
-// Sends one message to every other member, at send + its rank * stride, and receives one from each.
+// Sends the message at send + r * stride to every other member r, and receives one from each.
 static ncclResult_t one_message_each(const Group *group, const uint8_t *send, size_t stride, uint8_t *recv,
                                      size_t bytes, cudaStream_t stream) {
     int size = group->size, rank = group->rank;
@@ -335,8 +337,8 @@ void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *str
     const uint8_t *own = (const uint8_t *)buffer + (size_t)group->rank * bytes;
     cudaStream_t handle = stream_handle(stream);
     nccl_begin(group);
-    // Between nodes one message per rank: over sockets ncclAllGather made a step of 1.3B at
-    // micro-batch 1 longer by 21 to 33 % (dev/bench/NOTES.md).
+    // Between nodes, send one message per rank, because ncclAllGather was slower over sockets
+    // (dev/bench/NOTES.md).
     ncclResult_t result = group->comm->by_messages
                               ? one_message_each(group, own, 0, (uint8_t *)buffer, bytes, handle)
                               : ncclAllGather(own, buffer, bytes, ncclUint8, group->comm->nccl, handle);
@@ -359,35 +361,28 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
 }
 
 // --- links ---------------------------------------------------------------------------------------
-// Why links cannot deadlock. A message's kernel occupies the GPU until the kernel of the other end
-// runs, and receives are posted long before their messages exist. So nothing that a message depends
-// on may wait for another message, unless that one completes first in any case. Four things could
-// wait:
+// Why links cannot deadlock: the kernel of a message occupies the GPU until the kernel of the other
+// end runs, and receives are posted long before their messages are sent. So the work that produces
+// a message must never wait for a pending receive of a later message. It could wait in four places:
 //
-// 1. Work on the same stream: each link has its own stream. The caller's stream waits for messages
-//    in link_arrived and link_sent only, in the order of the 1F1B schedule, which has no cycle: a
-//    pass depends on earlier passes of its neighbors (test_pipeline.c).
-// 2. Work in the same hardware queue: device.cu requests 32 queues. A rank has at most 16 streams
-//    (compute, sums of parts, copies, five lanes, gathers of layers, host updates, six links),
-//    created before NCCL's.
-// 3. Kernels without a free multiprocessor: six links occupy 6 * LINK_CHANNELS = 12 of 100 or more
-//    multiprocessors. No kernel of this program needs all its blocks resident at once, so each
-//    completes on the remaining ones. Links have priority over other kernels: their streams are
-//    urgent.
-// 4. The host: CUDA may wait for all work on the GPU when it loads a kernel at its first launch. So
-//    stages launch the kernels of their passes once before the first message (gpt_needs_warm_up in
-//    micro_batches.c), and the reductions of every micro-batch (zero_warm_up). Other kernels first
-//    run in the last micro-batch's backward pass, with the first unit that is reduced once per
-//    step. All messages pending then complete without later work of this rank (test_pipeline.c):
-//    hidden states have all arrived; a gradient is not expected while its own micro-batch passes
-//    (micro_batches.c), and later stages need nothing more of this one to compute it; the gradient
-//    of the tied embedding is sent after the last stage's last pass (gpt_end_backward), because the
-//    first stage adds it in its own last pass.
+// 1. The same stream. Each link has its own stream. The caller's stream waits for messages only in
+//    link_arrived and link_sent, in the order of the 1F1B schedule. The schedule has no cycles,
+//    because a pass depends only on earlier passes of its neighbors (test_pipeline.c).
+// 2. The same hardware queue. device.cu requests 32 queues. A rank creates at most 16 streams,
+//    before NCCL creates its own.
+// 3. Free SMs. Links occupy 6 * LINK_CHANNELS = 12 of 100 or more SMs. No kernel of this program
+//    needs all its blocks resident at once, so each completes on the remaining SMs.
+// 4. The host. At the first launch of a kernel, CUDA may wait for all work on the GPU. So stages
+//    launch the kernels of forward, backward (gpt_needs_warm_up) and of the reductions in every
+//    micro-batch (zero_warm_up) once before the first message. Other kernels run first in the
+//    backward pass of the last micro-batch. All messages pending at that time complete without
+//    later work of this rank (test_pipeline.c): all hidden states have arrived, later stages have
+//    all inputs for the pending gradients, and the gradient of the tied embedding is sent later.
 //
-// NCCL allocates memory when it connects, which may wait for the GPU too. So a rank connects one
-// communicator at a time and completes its first message before the next one. All ranks go through
-// groups and links between stages in the same order (connect_group, pipeline_open): a rank only
-// waits for ranks at the same or an earlier position.
+// NCCL allocates memory when it connects, which may also wait for the GPU. So a rank connects one
+// communicator at a time and completes its first message before it connects the next one. All ranks
+// connect groups and links in the same order (connect_group, pipeline_open), so a rank waits only
+// for ranks at the same or an earlier position in this order.
 
 Link *link_open(const Group *group, int from, int to, Device *device, const char *name) {
     if (group->rank != from && group->rank != to) return NULL;
@@ -405,14 +400,15 @@ Link *link_open(const Group *group, int from, int to, Device *device, const char
     link->pair.comm = comm;
     link->stream = stream_create_urgent(device, name);
     link->ready = event_create(device);
-    heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);  // until comm_connect
+    heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);  // no checks until comm_connect
     Link **last = &group->comm->links;
     while (*last) last = &(*last)->next;
     *last = link;
     return link;
 }
 
-// Makes the link's stream wait for `stream` so far. Returns the event to record after the message.
+// Makes the link's stream wait for the work queued on `stream`. Returns the event to record after
+// the message.
 static Event *begin_message(Link *link, Stream *stream) {
     if (link->under_way == link->room) {
         link->room = link->room ? 2 * link->room : 16;
@@ -437,7 +433,7 @@ void link_expect(Link *link, void *memory, size_t bytes, Stream *stream) {
     event_record(arrived, link->stream);
 }
 
-// Makes stream wait for the oldest `count` messages, and recycles their events.
+// Makes `stream` wait for the oldest `count` messages, and recycles their events.
 static void wait_for(Link *link, int count, Stream *stream) {
     if (count <= 0) return;
     stream_wait(stream, link->event[count - 1]);
@@ -463,7 +459,7 @@ static void close_link(Link *link) {
 
 // --- the end -------------------------------------------------------------------------------------
 
-// Closing a communicator waits for its other ranks, so all close them in the order of comm_connect.
+// Closing a communicator waits for its other ranks, so all ranks use the order of comm_connect.
 void comm_close(Mesh *mesh) {
     if (mesh->world.comm) heartbeat_set_check(mesh->world.comm->site, NULL, mesh);
     for (int i = 0; i < MESH_GROUPS; i++) {

@@ -1,5 +1,5 @@
 // Device code shared by the CUDA kernels: 16-byte accesses to bf16 and fp32, warp and block
-// reductions, GELU, dropout. Conditionals on the CUDA version belong here only.
+// reductions, GELU, dropout. Only this file may test the CUDA version.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -17,7 +17,7 @@ enum { WARP = 32 };
 
 // --- 16-byte accesses ----------------------------------------------------------------------------
 
-// 8 bf16 values in a 16-byte register group. Loads and stores must be 16-byte aligned.
+// 8 bf16 values, loaded and stored as 16 bytes. Addresses must be 16-byte aligned.
 enum { PACKED = 8 };
 struct Packed128 {
     uint4 words;
@@ -29,7 +29,7 @@ static __device__ __forceinline__ Packed128 load_packed(const floatX *p) {
 static __device__ __forceinline__ void store_packed(floatX *p, Packed128 v) {
     *reinterpret_cast<uint4 *>(p) = v.words;
 }
-// The same for data used once: evicted from L2 first.
+// Loads data that is used only once and may be evicted from L2 first.
 static __device__ __forceinline__ Packed128 load_packed_streaming(const floatX *p) {
     return Packed128{__ldcs(reinterpret_cast<const uint4 *>(p))};
 }
@@ -37,7 +37,7 @@ static __device__ __forceinline__ void store_packed_streaming(floatX *p, Packed1
     __stcs(reinterpret_cast<uint4 *>(p), v.words);
 }
 
-// Widens 8 values to fp32. The low half of a word is the earlier element.
+// Converts 8 values to fp32. The low half of a word is the earlier element.
 static __device__ __forceinline__ void unpack(Packed128 v, float x[PACKED]) {
     const uint32_t word[4] = {v.words.x, v.words.y, v.words.z, v.words.w};
 #pragma unroll
@@ -58,7 +58,7 @@ static __device__ __forceinline__ Packed128 pack(const float x[PACKED]) {
     return Packed128{make_uint4(word[0], word[1], word[2], word[3])};
 }
 
-// 8 fp32 values as two 16-byte accesses.
+// Load and store 8 fp32 values with two 16-byte accesses.
 static __device__ __forceinline__ void load_floats(const float *p, float x[PACKED]) {
     float4 a = reinterpret_cast<const float4 *>(p)[0], b = reinterpret_cast<const float4 *>(p)[1];
     x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
@@ -70,8 +70,8 @@ static __device__ __forceinline__ void store_floats(float *p, const float x[PACK
 
 // --- reductions in a fixed order -----------------------------------------------------------------
 
-// Butterfly reductions over L neighboring lanes, a power of two. All lanes get the same result,
-// because a + b = b + a. Called by the whole warp.
+// Butterfly reductions over L neighboring lanes, a power of two. The result is bitwise identical in
+// all lanes, because a + b = b + a. All lanes of the warp must call them.
 template <int L> static __device__ __forceinline__ float lanes_sum(float x) {
 #pragma unroll
     for (int stride = L / 2; stride > 0; stride /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, stride);
@@ -85,8 +85,8 @@ static __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// Sum over a one-dimensional block of whole warps; all threads call it and get the result. shared:
-// (32) floats, reusable in the next call.
+// Returns the sum over a one-dimensional block of complete warps. All threads must call it.
+// shared: (32) floats, which the next call may reuse.
 static __device__ __forceinline__ float block_sum(float x, float *shared) {
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     x = warp_sum(x);
@@ -99,8 +99,8 @@ static __device__ __forceinline__ float block_sum(float x, float *shared) {
 
 // --- dropout (ops.h's Dropout) -------------------------------------------------------------------
 
-// Multipliers of elements block * 8 .. block * 8 + 7 of a sample: 0 or 1 / (1 - p), bitwise
-// identical to CPUs. p must not be 0.
+// Computes the dropout multipliers, 0 or 1 / (1 - p), of elements block * 8 .. block * 8 + 7 of a
+// sample. Bitwise identical to the CPU backend. p must not be 0.
 static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], Dropout dropout,
                                                            int64_t sample, uint64_t block) {
     Philox4 bits = dropout_bits(dropout, sample, block);
@@ -110,7 +110,7 @@ static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], D
     for (int e = 0; e < PACKED; e++) keep[e] = philox_half(bits, e) >= threshold ? scale : 0.0f;
 }
 
-// Multipliers of columns c .. c + 7 of row `row` of (B, T, C).
+// Computes the dropout multipliers of columns c .. c + 7 of row `row` of (B, T, C).
 static __device__ __forceinline__ void row_multipliers(float keep[PACKED], Dropout dropout, int T, int C,
                                                        int64_t row, int c) {
     dropout_multipliers(keep, dropout, dropout.first_sample + row / T, (uint64_t)(row % T * C + c) / PACKED);
@@ -118,7 +118,7 @@ static __device__ __forceinline__ void row_multipliers(float keep[PACKED], Dropo
 
 // --- launches ------------------------------------------------------------------------------------
 
-// Call before launching a kernel with more than 48 KiB of dynamic shared memory.
+// Must be called before launching a kernel with more than 48 KiB of dynamic shared memory.
 template <class Kernel> inline void allow_shared(Stream *s, Kernel kernel, size_t bytes, const char *what) {
     cuda_check(stream_site(s),
                cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), what);
@@ -126,8 +126,8 @@ template <class Kernel> inline void allow_shared(Stream *s, Kernel kernel, size_
 
 // --- fast functions, for ops outside the exact regime --------------------------------------------
 
-// 2^x and 1 / x with a relative error of about 2^-22, one instruction each; denormal results are
-// zero.
+// 2^x and 1 / x with a relative error of about 2^-22, in one instruction each. Denormal results are
+// flushed to zero.
 static __device__ __forceinline__ float fast_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -142,7 +142,8 @@ static __device__ __forceinline__ float fast_reciprocal(float x) {
 
 // --- GELU, tanh form -----------------------------------------------------------------------------
 
-// 0.5 (1 + tanh u) = 1 / (1 + e^-2u) with the inner polynomial u of the tanh form.
+// Returns the factor of x in tanh-GELU, 0.5 (1 + tanh u) = 1 / (1 + e^-2u), where u is GELU's inner
+// polynomial of x.
 static __device__ __forceinline__ float gelu_gate(float x) {
     float u = 0.79788456f * x * (1.0f + 0.044715f * x * x);
     return fast_reciprocal(1.0f + fast_exp2(-2.0f * LOG2_E * u));

@@ -1,9 +1,9 @@
 // The CUDA backend of device.h. The other files of this directory use it through internal.h.
 //
-// The driver copies pageable host memory synchronously. So copies go through a ring of pinned slots
-// per stream: an upload is copied into a slot at once and transferred later; a download is
-// transferred to a slot, and a host function in stream order moves it to its destination. The host
-// waits only if it is a whole ring ahead of the device.
+// The driver copies pageable host memory synchronously. To keep small copies asynchronous, each
+// stream has a ring of pinned slots. An upload is copied into a slot at once and transferred later.
+// A download is transferred to a slot, from which a host function in stream order copies it to its
+// destination. The host waits only if all slots are in use.
 #include <cublasLt.h>
 #include <cudnn.h>
 #include <fenv.h>
@@ -20,11 +20,11 @@
 // --- errors --------------------------------------------------------------------------------------
 
 // cudaErrorContained, which older toolkits do not define: a fault of the hardware or of a peer's
-// memory that affected only this process.
+// memory that affects only this process.
 enum { ERROR_CONTAINED = 226 };
 
-// Hardware that fails in mid-training may work after a restart; before training, the machine should
-// not be used.
+// A hardware failure during training is EXIT_COMMUNICATION, because a restart may help. Before
+// training it is EXIT_ENVIRONMENT, because the machine should not be used.
 static int exit_code_of(const Site *site, cudaError_t status) {
     bool hardware = status == cudaErrorECCUncorrectable || status == cudaErrorNvlinkUncorrectable ||
                     status == cudaErrorHardwareStackError || status == cudaErrorLaunchFailure ||
@@ -58,9 +58,9 @@ void check_launch(Stream *stream, const char *kernel) {
         status == cudaErrorMemoryAllocation)
         fatal(site, EXIT_ENVIRONMENT, "the GPU kernel %s on the %s stream could not be started: %s", kernel,
               stream->name, cudaGetErrorString(status));
-    // A launch can return errors of earlier work on any stream.
+    // A launch may return an error of earlier work on any stream.
     fatal(site, exit_code_of(site, status),
-          "the GPU failed at or before the start of kernel %s on the %s stream: %s (%s); check dmesg for "
+          "the GPU failed in or before kernel %s on the %s stream: %s (%s); check dmesg for "
           "GPU errors (Xid), or run again with CUDA_LAUNCH_BLOCKING=1 to find the cause",
           kernel, stream->name, cudaGetErrorString(status), cudaGetErrorName(status));
 }
@@ -68,12 +68,12 @@ void check_launch(Stream *stream, const char *kernel) {
 // --- properties ----------------------------------------------------------------------------------
 
 enum { OLDEST_MAJOR = 8 };  // Ampere: bf16 tensor cores
-enum { QUEUES = 32 };       // hardware queues: CUDA's maximum, more than the program has streams
+enum { QUEUES = 32 };       // hardware queues: CUDA's maximum, and more than the number of streams
 
 static int version_major(int version) { return version / 1000; }
 static int version_minor(int version) { return version % 1000 / 10; }
 
-// A driver supports its own major version and older ones.
+// A driver supports its own major version of CUDA and older ones.
 static bool driver_is_new_enough(Error *err) {
     int driver = 0, runtime = 0;
     cudaError_t status = cudaDriverGetVersion(&driver);
@@ -89,10 +89,10 @@ static bool driver_is_new_enough(Error *err) {
                      version_minor(runtime));
 }
 
-// Sets the number of hardware queues before CUDA starts (default 8). Streams that share a queue
-// wait for each other's kernels: a receive from another pipeline stage could block the work that
-// the other stage waits for, a deadlock. Megatron-LM's scripts set 1 for a kernel order that is not
-// needed here.
+// Sets the number of hardware queues, which is 8 by default, before CUDA starts. Streams that share
+// a queue wait for each other's kernels. A receive from another pipeline stage could then block
+// work that the other stage waits for: a deadlock. (Megatron-LM's scripts set 1 to get a kernel
+// order that is not needed here.)
 static void ask_for_queues(void) {
     const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     char number[16];
@@ -155,18 +155,18 @@ static bool device_describe(Device *device, Error *err) {
 
 // --- the floating-point environment --------------------------------------------------------------
 
-// Ordinary arithmetic, whose handling of denormals depends on the compiler flags.
+// Multiplies two floats. Whether it flushes denormals depends on the compiler flags.
 static __global__ void multiply_kernel(float *product, float a, float b) { *product = a * b; }
 
 // Checks that neither host nor device code flushes denormals to zero, and that the host rounds to
-// nearest even; the device always does. The exact regime needs the same results on both.
+// nearest even, as GPUs do. Results must be bitwise identical on both.
 static bool arithmetic_is_exact(const Device *device, Error *err) {
     volatile float smallest_normal = FLT_MIN, half = 0.5f;
     volatile float denormal = smallest_normal * half;
     if (fegetround() != FE_TONEAREST || !(denormal > 0.0f)) {
         return error_set(err, EXIT_ENVIRONMENT,
                          "the CPU flushes denormal numbers to zero or does not round to nearest even, which "
-                         "changes results; do not link libraries built with -ffast-math");
+                         "changes results; don't link libraries built with -ffast-math");
     }
     float *product = NULL, result = 0.0f;
     cudaError_t status = cudaMalloc((void **)&product, sizeof *product);
@@ -264,8 +264,8 @@ size_t device_taken(const Device *device) {
     return total - available;
 }
 
-// Dense bf16 rates with fp32 sums from data sheets. The first row contained in the device name
-// applies.
+// Peak rates of dense bf16 GEMMs with fp32 accumulation, from data sheets. Uses the first row whose
+// name is contained in the device name.
 double device_peak_flops(const Device *device) {
     static const struct {
         const char *name;
@@ -288,19 +288,18 @@ void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err
     // cudaMalloc aligns to 256 bytes; 0 bytes must return a pointer too.
     cudaError_t status = cudaMalloc(&memory, bytes ? bytes : 1);
     if (status == cudaErrorMemoryAllocation) {
-        cudaGetLastError();  // or the next check_launch reports it
+        cudaGetLastError();  // clears the error, which check_launch would report otherwise
         size_t available = 0, total = 0;
         device_memory(device, &available, &total);
         error_set(err, EXIT_ENVIRONMENT,
-                  "out of GPU memory: %zu bytes for %s, but only %zu of %zu are available; use a smaller "
-                  "model, a smaller "
-                  "micro-batch or --recompute-granularity full",
+                  "out of GPU memory: %zu bytes for %s, but only %zu of %zu are available; use a "
+                  "smaller model, a smaller micro-batch or --recompute-granularity full",
                   bytes, purpose, available, total);
         return NULL;
     }
     cuda_check(device->site, status, "allocating GPU memory");
     cuda_check(device->site, cudaMemset(memory, 0, bytes), "clearing GPU memory");
-    // The program's streams do not synchronize with the default stream.
+    // Wait here, because the program's streams do not synchronize with the default stream.
     cuda_check(device->site, cudaStreamSynchronize(cudaStreamLegacy), "clearing GPU memory");
     device->allocated += bytes;
     return memory;
@@ -316,7 +315,7 @@ void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err) 
     void *memory = NULL;
     cudaError_t status = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);  // whole pages
     if (status == cudaSuccess) return memset(memory, 0, bytes);
-    cudaGetLastError();  // or the next check_launch reports it
+    cudaGetLastError();  // clears the error, which check_launch would report otherwise
     error_set(err, EXIT_ENVIRONMENT,
               "out of page-locked host memory: %zu bytes for %s (%s); free memory or raise ulimit -l", bytes,
               purpose, cudaGetErrorString(status));
@@ -360,7 +359,7 @@ void stream_destroy(Stream *stream) {
 }
 
 const Site *stream_site(const Stream *stream) { return stream->device->site; }
-// The GPU may wait for other ranks: a host that waits for it is not the rank that others wait for.
+// Tells the heartbeat that this rank waits, because the GPU may be waiting for other ranks.
 void stream_synchronize(Stream *stream) {
     heartbeat_waiting(stream_site(stream), true);
     cuda_check(stream_site(stream), cudaStreamSynchronize(stream->handle), "the GPU's work");
@@ -391,7 +390,7 @@ void stream_wait(Stream *stream, Event *event) {
                "waiting for an event");
 }
 
-// Host work in a stream. The context follows in the same allocation.
+// Host work in a stream. Its context follows in the same allocation.
 struct alignas(16) HostCall {
     HostWork work;
 };
@@ -446,7 +445,7 @@ static StagingSlot *staging_take(Stream *stream) {
     StagingSlot *slot = &stream->staging[stream->next_slot];
     stream->next_slot = (stream->next_slot + 1) % STAGING_SLOTS;
     heartbeat_waiting(stream_site(stream), true);
-    // An event never recorded counts as complete.
+    // An event that has never been recorded counts as complete.
     cuda_check(stream_site(stream), cudaEventSynchronize(slot->free), "the GPU's work");
     heartbeat_waiting(stream_site(stream), false);
     return slot;
@@ -476,7 +475,8 @@ void copy_to_device(Stream *stream, void *device_memory, const void *host, size_
     }
 }
 
-// Runs on a driver thread in stream order; must not call CUDA.
+// Copies a download to its destination. Runs in stream order on a thread of the driver, where CUDA
+// calls are not allowed.
 static void CUDART_CB staging_deliver(void *argument) {
     const StagingSlot *slot = (const StagingSlot *)argument;
     memcpy(slot->destination, slot->pinned, slot->bytes);
@@ -505,8 +505,8 @@ void copy_to_pinned(Stream *stream, void *pinned, const void *device_memory, siz
 
 void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes) {
     if (to == from) return;
-    // Ranges may overlap, for which a device copy is undefined: copy pieces no longer than the
-    // distance, from the safe end. Disjoint ranges are one piece.
+    // A device copy between overlapping ranges is undefined, so copy parts that are not longer than
+    // the distance between the ranges, starting at the safe end.
     bool upward = (uintptr_t)to > (uintptr_t)from;
     size_t distance = upward ? (uintptr_t)to - (uintptr_t)from : (uintptr_t)from - (uintptr_t)to;
     for (size_t done = 0; done < bytes;) {

@@ -1,7 +1,9 @@
-// Token and position embedding on GPUs: see ops.h. Forward: a warp per row. Backward without
-// atomics, so that sums have a fixed order: rows are stably sorted by token; runs of equal tokens
-// are summed in row order, in equal chunks, and a second kernel joins runs that cross chunks. Then
-// the same by position.
+// Token and position embedding on GPUs: see ops.h. Forward uses a warp per row.
+//
+// Backward uses no atomics, so that sums have a fixed order. Rows are sorted by token with a stable
+// sort and divided into equal chunks. One kernel sums runs of equal tokens within the chunks, in
+// row order; a second kernel adds the parts of runs that cross chunks. Gradients of position
+// embeddings are computed in the same way.
 #include <assert.h>
 #include <cub/device/device_radix_sort.cuh>
 
@@ -10,7 +12,7 @@
 
 enum { BLOCK_WARPS = 8 };
 
-// x[e] *= dropout multipliers of 8 elements from column c of row `row` = b * T + t.
+// Applies dropout to the 8 elements x at column c of row `row` = b * T + t.
 static __device__ __forceinline__ void drop(float x[PACKED], const Embedding &a, int64_t row, int c) {
     if (!(a.dropout.p > 0.0f)) return;
     float keep[PACKED];
@@ -21,7 +23,7 @@ static __device__ __forceinline__ void drop(float x[PACKED], const Embedding &a,
 
 // --- forward -------------------------------------------------------------------------------------
 
-// N rows of x, starting at row a.x_rows.first of the micro-batch.
+// Computes N rows of x, starting at row a.x_rows.first of the micro-batch.
 __global__ void __launch_bounds__(WARP *BLOCK_WARPS) embedding_forward_kernel(Embedding a, int64_t N) {
     const int64_t i = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, row = a.x_rows.first + i;
     if (i >= N) return;
@@ -56,27 +58,28 @@ void op_embedding_forward(Stream *s, const Embedding *op) {
 
 // --- backward ------------------------------------------------------------------------------------
 
-// Adds rows of dx to rows of a table: table row keys[i] - first_key += dropout'(dx row rows[i]), i
-// in order. keys are sorted, rows ascending for equal keys. Keys outside the table are ignored.
+// Sum of rows of dx into a table: for each i in order, adds row rows[i] of dx, times its dropout
+// mask, to row keys[i] - first_key of the table. keys are sorted; rows with equal keys are
+// ascending. Keys outside the table are ignored.
 struct RowSums {
     Embedding op;
     float *table;  // (table_rows, C) accumulates
     int32_t first_key, table_rows;
     const int32_t *keys, *rows;  // (N)
-    // (chunks, 2, C): a chunk's part of the run that started before it, and of the run that starts
-    // in it and continues after it.
+    // (chunks, 2, C): sums of the chunk's part of a run that started in an earlier chunk, and of a
+    // run that starts in this chunk and continues in the next one.
     float *partials;
-    int N, chunk;  // chunk: sorted rows per warp
+    int N, chunk;  // chunk: number of sorted rows per chunk
 };
 enum { SLAB = WARP * PACKED };  // columns per warp
-// Rows, and parts of a run, that are loaded together to hide latency.
+// Number of rows, and of parts of a run, that are loaded at once to hide latency.
 enum { BATCH = 4, JOIN_BATCH = 8 };
 
 static __device__ __forceinline__ float *partial(const RowSums &a, int64_t chunk, int which, int c) {
     return a.partials + (2 * chunk + which) * a.op.C + c;
 }
 
-// Adds x to table row `key` from column c.
+// Adds x to 8 columns of table row `key`, starting at column c.
 static __device__ __forceinline__ void accumulate_row(const RowSums &a, int32_t key, int c,
                                                       const float x[PACKED]) {
     const int32_t row = key - a.first_key;
@@ -88,8 +91,8 @@ static __device__ __forceinline__ void accumulate_row(const RowSums &a, int32_t 
     store_floats(to, sum);
 }
 
-// One warp sums 256 columns of a chunk of sorted rows. Runs within the chunk go directly to the
-// table.
+// Each warp sums 256 columns of a chunk of sorted rows. It adds runs that are completely within the
+// chunk to the table.
 __global__ void __launch_bounds__(WARP *BLOCK_WARPS) sum_chunks_kernel(RowSums a) {
     const int64_t chunk = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, first = chunk * a.chunk;
     const int c = blockIdx.y * SLAB + threadIdx.x % WARP * PACKED;
@@ -114,7 +117,6 @@ __global__ void __launch_bounds__(WARP *BLOCK_WARPS) sum_chunks_kernel(RowSums a
             for (int e = 0; e < PACKED; e++) sum[e] += x[e];
             const bool continues = i + 1 < a.N && a.keys[i + 1] == a.keys[i];
             if (continues && i + 1 < end) continue;
-            // End of the run or chunk
             if (began_before) store_floats(partial(a, chunk, 0, c), sum);
             else if (continues) store_floats(partial(a, chunk, 1, c), sum);
             else accumulate_row(a, a.keys[i], c, sum);
@@ -125,7 +127,8 @@ __global__ void __launch_bounds__(WARP *BLOCK_WARPS) sum_chunks_kernel(RowSums a
     }
 }
 
-// Adds up the parts of each run that crosses chunks, in order, in the chunk where it starts.
+// Adds the parts of each run that crosses chunks, in order. The warp of the run's first chunk does
+// this.
 __global__ void __launch_bounds__(WARP *BLOCK_WARPS) join_chunks_kernel(RowSums a) {
     const int64_t chunk = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, first = chunk * a.chunk,
                   next = first + a.chunk;
@@ -139,7 +142,7 @@ __global__ void __launch_bounds__(WARP *BLOCK_WARPS) join_chunks_kernel(RowSums 
     load_floats(partial(a, chunk, 1, c), sum);
     bool more = true;
     for (int64_t base = chunk + 1; more; base += JOIN_BATCH) {
-        float part[JOIN_BATCH][PACKED] = {};  // zeros past the end of the run
+        float part[JOIN_BATCH][PACKED] = {};  // 0 past the end of the run
 #pragma unroll
         for (int j = 0; j < JOIN_BATCH; j++) {
             more = (base + j) * a.chunk < a.N && a.keys[(base + j) * a.chunk] == key;
@@ -159,7 +162,7 @@ __global__ void __launch_bounds__(256) number_rows_kernel(int32_t *rows, int N) 
     if (i < N) rows[i] = i;
 }
 
-// Scratch memory of one pass, each part 256-byte aligned; sizes are in limits.h.
+// Scratch memory of one call, with each part 256-byte aligned. limits.h computes the sizes.
 struct SortScratch {
     int32_t *sorted_keys, *rows, *sorted_rows;  // (N)
     void *sort;
@@ -188,7 +191,8 @@ static SortScratch plan_scratch(Stream *s, int N, int C) {
     return scratch;
 }
 
-// Adds dropout'(dx row i) to row keys[i] - first_key of sums.table, for equal keys in order of i.
+// Adds row i of dx, times its dropout mask, to row keys[i] - first_key of sums.table, for all i.
+// Rows with equal keys are added in order of i.
 static void accumulate_by_key(Stream *s, RowSums sums, const int32_t *keys) {
     cudaStream_t stream = stream_handle(s);
     const int N = sums.N;
@@ -213,7 +217,7 @@ static void accumulate_by_key(Stream *s, RowSums sums, const int32_t *keys) {
 
 void op_embedding_backward(Stream *s, const Embedding *a) {
     assert(a->C % PACKED == 0);
-    int64_t N = (int64_t)a->B * a->T;  // op_check_model: 32 bits
+    int64_t N = (int64_t)a->B * a->T;  // at most INT_MAX (op_check_model)
     if (N == 0) return;
     RowSums words = {*a, a->dwte, a->first_row, a->rows}, positions = {*a, a->dwpe, 0, INT32_MAX};
     words.N = positions.N = (int)N;

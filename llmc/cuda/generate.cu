@@ -1,5 +1,6 @@
-// Ops of text generation on GPUs: attention with a KV cache, and linear layers of one row. Both are
-// memory-bound: each key, value and weight is read once, 8 elements per thread. See ops.h.
+// Ops for text generation on GPUs: attention with a KV cache, and linear layers of one row (see
+// ops.h). Both are memory-bound, so kernels read each key, value and weight once, 8 elements per
+// thread.
 #include <assert.h>
 #include <math.h>
 
@@ -9,7 +10,7 @@ enum { THREADS = 128 };
 
 // --- the cache -----------------------------------------------------------------------------------
 
-// One thread per 8 columns of a key or value.
+// Each thread copies 8 columns of a key or value.
 static __global__ void __launch_bounds__(THREADS) cache_append_kernel(CachedAttention a, int64_t threads) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= threads) return;
@@ -31,16 +32,17 @@ void op_cache_append(Stream *s, const CachedAttention *a) {
 
 // --- attention -----------------------------------------------------------------------------------
 
-// The keys of a head are divided into chunks, so that a single query occupies the whole GPU. A
-// block computes a chunk's partial sums; a second kernel joins the chunks in order, without
-// atomics.
-enum { CHUNK = 64, MOST_ROWS = 16 };  // keys per block; queries per launch
+// The keys of a head are divided into chunks, so that even a single query occupies the whole GPU.
+// Each block computes the partial sums of a chunk; a second kernel combines the chunks in a fixed
+// order.
+enum { CHUNK = 64, MOST_ROWS = 16 };  // keys per chunk; maximum number of queries per launch
 
-// Partial sums (rows, NH, chunks): largest score, sum, and (HD) values.
+// Partial sums (rows, NH, chunks) of the softmax: largest score, sum of exponentials, and weighted
+// sum of values (HD).
 typedef struct Parts {
     float *max, *sum, *out;
     int chunks;
-    float scale;  // scale of scores for base-2 exponentials
+    float scale;  // factor of the scores, including log2(e) for base-2 exponentials
 } Parts;
 
 static int64_t chunks_of(int64_t keys) { return ceil_div64(keys, CHUNK); }
@@ -50,15 +52,14 @@ size_t op_cached_attention_workspace_bytes(int T, int room, int NH, int HD) {
     return rows * (size_t)NH * (size_t)chunks_of(room) * (size_t)(HD + 2) * sizeof(float);
 }
 
-// LANES threads handle a key at a time, 8 columns each: HD <= 8 * LANES. Block (chunk, head,
-// query).
+// LANES threads process a key, 8 columns each, so HD <= 8 * LANES. Grid: (chunk, head, query).
 template <int LANES>
 static __global__ void __launch_bounds__(THREADS) cached_attention_kernel(CachedAttention a, Parts parts) {
     constexpr int TEAMS = THREADS / LANES, STEPS = CHUNK / TEAMS;
     __shared__ float team_max[TEAMS], team_total[TEAMS], team_out[TEAMS][LANES * PACKED];
     const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES, column = lane * PACKED;
     const int head = blockIdx.y, t = blockIdx.z, heads = a.NH / a.groups, group = head / heads;
-    const int first = blockIdx.x * CHUNK, keys = a.start + t + 1;  // keys: visible to the query
+    const int first = blockIdx.x * CHUNK, keys = a.start + t + 1;  // keys: number of visible keys
     if (first >= keys) return;
     const bool held = column < a.HD;
     const int64_t vector = ((int64_t)t * a.groups + group) * (heads + 2) + head % heads;
@@ -74,7 +75,7 @@ static __global__ void __launch_bounds__(THREADS) cached_attention_kernel(Cached
         unpack(sees && held ? load_packed(a.keys + at + (int64_t)i * TEAMS * a.HD) : zero, k);
 #pragma unroll
         for (int e = 0; e < PACKED; e++) sum += q[e] * k[e];
-        sum = lanes_sum<LANES>(sum);  // called by the whole warp
+        sum = lanes_sum<LANES>(sum);  // all lanes of the warp must call it
         score[i] = sees ? parts.scale * sum : -INFINITY;
         max = fmaxf(max, score[i]);
     }
@@ -103,7 +104,7 @@ static __global__ void __launch_bounds__(THREADS) cached_attention_kernel(Cached
     }
 }
 
-// Block (head, query).
+// Grid: (head, query).
 static __global__ void __launch_bounds__(THREADS) join_chunks_kernel(CachedAttention a, Parts parts) {
     const int head = blockIdx.x, t = blockIdx.y, chunks = (a.start + t + CHUNK) / CHUNK;
     const int64_t row = (int64_t)t * a.NH + head, part = row * parts.chunks;
@@ -151,7 +152,7 @@ void op_cached_attention(Stream *s, const CachedAttention *a) {
 
 // --- a linear layer of one row -------------------------------------------------------------------
 
-// One warp per output.
+// Each warp computes one output.
 static __global__ void __launch_bounds__(THREADS) linear_row_kernel(Linear a) {
     const int lane = threadIdx.x % WARP, o = (int)(blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP);
     if (o >= a.OC) return;

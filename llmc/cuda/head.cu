@@ -1,15 +1,16 @@
-// LM head on GPUs, in chunks of rows: a GEMM computes logits, one kernel the loss and in place the
-// gradient of the logits, two GEMMs the backward pass. See ops.h.
+// LM head and loss on GPUs, in chunks of rows: see ops.h. A GEMM computes the logits of a chunk. A
+// kernel computes the losses and replaces the logits by their gradient. Two GEMMs compute dx and
+// dwte.
 #include <assert.h>
 
 #include "llmc/cuda/common.cuh"
 
 // --- workspace: [ cuBLASLt's | logits of one chunk ] ---------------------------------------------
 
-// Maximum size of a chunk's logits. Each chunk costs a pass over the embedding's fp32 gradient, so
-// few large chunks are better.
+// Maximum size of a chunk's logits. Every chunk accumulates into the whole fp32 gradient dwte, so a
+// few large chunks are faster than many small ones.
 #define CHUNK_BYTES ((int64_t)1 << 30)
-enum { CHUNK_ROW_ALIGN = 256 };  // rows of the GEMM's largest tile
+enum { CHUNK_ROW_ALIGN = 256 };  // number of rows of the largest GEMM tile
 
 int64_t op_head_chunk_rows(int64_t N, int rows) {
     int64_t row_bytes = (int64_t)rows * (int64_t)sizeof(floatX);
@@ -29,7 +30,7 @@ static __device__ __forceinline__ float row_weight(const Head &a, int64_t row) {
     return a.loss_mask ? a.loss_mask[row] * a.loss_scale : a.loss_scale;
 }
 
-// Running maximum and sum of e^(x - maximum).
+// Maximum of the values x so far, and sum of e^(x - maximum).
 struct OnlineSum {
     float max, sum;
 };
@@ -44,7 +45,7 @@ static __device__ __forceinline__ OnlineSum add_values(OnlineSum s, const float 
 #pragma unroll
     for (int e = 1; e < PACKED; e++) max = fmaxf(max, x[e]);
     if (max > s.max) {
-        s.sum *= fast_exp2(LOG2_E * (s.max - max));  // e^-inf = 0 the first time
+        s.sum *= fast_exp2(LOG2_E * (s.max - max));  // the first time this multiplies by e^-inf = 0
         s.max = max;
     }
 #pragma unroll
@@ -59,7 +60,8 @@ static __device__ __forceinline__ OnlineSum of_lane_above(OnlineSum own, int str
                      __shfl_down_sync(0xFFFFFFFFu, own.sum, stride)};
 }
 
-// Joins the threads' values of a row (OnlineSum or another T) in a fixed order; all threads get it.
+// Combines the values of all threads (OnlineSum or another T) in a fixed order and returns the
+// result to all threads.
 template <class T> static __device__ __forceinline__ T block_join(T own) {
     __shared__ T warps[ROW_THREADS / WARP];
 #pragma unroll
@@ -71,14 +73,15 @@ template <class T> static __device__ __forceinline__ T block_join(T own) {
     return row;
 }
 
-// One chunk: rows row .. row + rows - 1 of op.
+// A chunk, rows row .. row + rows - 1 of op.
 struct Chunk {
     Head op;
     int64_t row, rows;
-    floatX *logits;  // (rows, op.rows) in; with a gradient, out: dlogits
+    floatX *logits;  // (rows, op.rows) in; if gradients are computed, replaced by dlogits
 };
 
-// Column of the target on this rank, outside 0 .. op.rows - 1 if another rank holds it.
+// Returns the column of the target on this rank, which is outside 0 .. op.rows - 1 if another rank
+// holds it.
 static __device__ __forceinline__ int target_column(const Chunk &a) {
     return a.op.targets[a.row + blockIdx.x] - a.op.first_row;
 }
@@ -88,8 +91,8 @@ static __device__ __forceinline__ float target_logit(const Chunk &a, const float
     return column >= 0 && column < a.op.rows ? floatX_to_float(logits[column]) : 0.0f;
 }
 
-// First half: sums the row over this rank's columns. KEEP: keeps it in shared memory for the
-// second.
+// First half of the loss: sums a row over this rank's columns. KEEP: keeps the row in shared memory
+// for the second half.
 template <bool KEEP>
 static __device__ __forceinline__ OnlineSum sum_columns(const floatX *row, int vectors, uint4 *kept) {
     OnlineSum own = {-INFINITY, 0.0f};
@@ -105,7 +108,7 @@ static __device__ __forceinline__ OnlineSum sum_columns(const floatX *row, int v
     return block_join(own);
 }
 
-// Second half: replaces logits by dlogits, with the sum over all ranks' columns.
+// Second half: replaces logits by dlogits, using the sum over the columns of all ranks.
 template <bool KEEP>
 static __device__ __forceinline__ void write_gradient(const Chunk &a, floatX *row, int vectors, OnlineSum sum,
                                                       const uint4 *kept) {
@@ -126,15 +129,15 @@ static __device__ __forceinline__ void write_gradient(const Chunk &a, floatX *ro
     }
 }
 
-// Both halves in one kernel, one block per row, for ranks with the whole vocabulary. KEEP: global
-// memory is read once; else it is read again, usually from L2. If a row takes less than half of the
-// shared memory, two blocks share a multiprocessor, and loads overlap with stores.
+// Both halves in one kernel with one block per row, for ranks with the whole vocabulary. Without
+// KEEP the second half reads the row again, usually from L2. If a row takes less than half of the
+// shared memory, two blocks share an SM, and the loads of one overlap with the stores of the other.
 template <bool KEEP> __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(Chunk a) {
     extern __shared__ uint4 kept[];  // (vocabulary rows / 8)
     floatX *row = a.logits + (int64_t)blockIdx.x * a.op.rows;
     const int vectors = a.op.rows / PACKED;
     const float target = target_logit(a, row);
-    // The barrier in sum_columns also separates the read of target from the first store.
+    // The barrier in sum_columns also ensures that target is read before the first store.
     const OnlineSum sum = sum_columns<KEEP>(row, vectors, kept);
     if (threadIdx.x == 0) a.op.losses[a.row + blockIdx.x] = logf(sum.sum) + (sum.max - target);
     if (a.op.dx || a.op.dwte) write_gradient<KEEP>(a, row, vectors, sum, kept);
@@ -173,7 +176,7 @@ static void cross_entropy(Stream *s, const Chunk &a) {
 
 // --- likelihoods without a loss ------------------------------------------------------------------
 
-// Largest logit so far and its first column.
+// Largest logit so far, and the first column that has it.
 struct Best {
     float max;
     int column;
@@ -186,7 +189,7 @@ static __device__ __forceinline__ Best of_lane_above(Best own, int stride) {
                 __shfl_down_sync(0xFFFFFFFFu, own.column, stride)};
 }
 
-// One block per row. Columns past the real ids count as -infinity.
+// One block per row. Ignores vocabulary padding.
 __global__ void __launch_bounds__(ROW_THREADS) scores_kernel(Chunk a) {
     const floatX *row = a.logits + (int64_t)blockIdx.x * a.op.rows;
     const int columns = a.op.columns, target = target_column(a);
@@ -217,8 +220,8 @@ __global__ void __launch_bounds__(ROW_THREADS) scores_kernel(Chunk a) {
 
 // --- the op --------------------------------------------------------------------------------------
 
-// *loss_sum += sum of losses[n] * weight[n]: thread t adds rows t, t + 1024, ... in order, then a
-// fixed tree joins the threads. Deterministic, but not the CPU backend's order.
+// Adds the weighted losses to *loss_sum. Thread t adds rows t, t + 1024, ... in order, then the
+// threads' sums are added in a fixed tree. Deterministic, but not the order of the CPU backend.
 __global__ void __launch_bounds__(1024) loss_sum_kernel(Head a) {
     __shared__ float shared[32];
     float sum = 0.0f;
@@ -245,7 +248,7 @@ static void logits(Stream *s, const Chunk &c) {
     matmul_nt(s, c.logits, a.x + c.row * a.C, a.wte, c.rows, a.rows, a.C, a.workspace);
 }
 
-// Backward from dlogits, which have replaced the logits.
+// Computes dx and dwte from dlogits, which have replaced the logits.
 static void backward(Stream *s, const Chunk &c) {
     const Head &a = c.op;
     if (a.dwte)
@@ -275,7 +278,7 @@ void op_head_scores(Stream *s, const Head *a, int64_t row, int64_t rows) {
     check_launch(s, "likelihoods of targets");
 }
 
-// One kernel for both halves: two would read the logits once more, which takes a third longer.
+// Uses one kernel for both halves: two kernels would read the logits twice and take a third longer.
 void op_head(Stream *s, const Head *a) {
     int64_t chunk = op_head_chunk_rows(a->N, a->rows);
     for (int64_t row = 0; row < a->N; row += chunk) {

@@ -1,16 +1,16 @@
-// Norms of queries and keys on GPUs: L lanes of a warp handle a vector, 8 columns each, in
-// registers. Backward recomputes the statistics, since it reads the vectors anyway. See ops.h.
+// Norms of queries and keys on GPUs: see ops.h. L lanes of a warp process a vector in registers, 8
+// columns each. Backward recomputes the statistics, because it reads the vectors anyway.
 #include <assert.h>
 
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/partials.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / WARP };
-enum { SUMS = 4 };  // dgamma, dbeta of queries, then of keys
+enum { SUMS = 4 };  // dgamma and dbeta of queries, then of keys
 
 struct HeadVectors : HeadNorm {
-    int64_t vectors;  // queries and keys
-    float *partials;  // (blocks, SUMS, HD) backward
+    int64_t vectors;  // number of queries and keys
+    float *partials;  // (blocks, SUMS, HD) sums of each block, in backward
 };
 
 // Position of a lane's columns.
@@ -18,7 +18,7 @@ struct HeadPlace {
     bool here;  // false past the last vector or column
     bool key;
     int column;
-    int64_t x, before;  // offsets
+    int64_t x, before;  // offsets in the tensors of these names
 };
 template <int L>
 static __device__ __forceinline__ HeadPlace head_place(const HeadVectors &a, int64_t vector) {
@@ -27,12 +27,12 @@ static __device__ __forceinline__ HeadPlace head_place(const HeadVectors &a, int
     p.here = vector < a.vectors && p.column < a.HD;
     p.key = vector % (a.queries + 1) == a.queries;
     p.before = vector * a.HD + p.column;
-    p.x = p.before + vector / (a.queries + 1) * a.HD;  // each key is followed by a value
+    p.x = p.before + vector / (a.queries + 1) * a.HD;  // in x a value follows each key
     return p;
 }
 
-// Replaces x by (x - mean) / deviation and returns 1 / deviation. The variance is computed from
-// differences, which is accurate for large means.
+// Replaces x by (x - mean) / deviation and returns 1 / deviation. Computes the variance from
+// differences from the mean, which is accurate even if the mean is large.
 template <int L>
 static __device__ __forceinline__ float normalize(const HeadVectors &a, bool here, float x[PACKED]) {
     float sum = 0.0f, squares = 0.0f;
@@ -66,7 +66,7 @@ template <int L> static __global__ void __launch_bounds__(THREADS) head_norm_for
     store_packed(a.x + p.x, pack(x));
 }
 
-// Backward of one vector. Adds to the sums of this lane's columns.
+// Backward pass of one vector. Adds to the parameter gradients of this lane's columns.
 template <int L>
 static __device__ __forceinline__ void vector_backward(const HeadVectors &a, const HeadPlace &p,
                                                        float sums[SUMS][PACKED]) {
@@ -96,7 +96,7 @@ static __device__ __forceinline__ void vector_backward(const HeadVectors &a, con
     if (p.here) store_packed(a.x + p.x, pack(dy));
 }
 
-// A fixed number of blocks processes the vectors, so that sums stay in registers until the end.
+// Each block loops over many vectors and keeps the parameter gradients in registers until the end.
 template <int L> static __global__ void __launch_bounds__(THREADS) head_norm_backward_kernel(HeadVectors a) {
     constexpr int VECTORS = THREADS / L, COLUMNS = L * PACKED;
     __shared__ float warps[WARPS][SUMS][COLUMNS];
@@ -157,7 +157,6 @@ template <int L> static void launch_backward(Stream *s, HeadVectors a) {
     check_launch(s, "backward of the norms of queries and keys, sums over blocks");
 }
 
-// Chooses the fewest lanes that hold a vector.
 void op_head_norm_forward(Stream *s, const HeadNorm *op) {
     const HeadVectors a = head_vectors(op);
     if (a.vectors == 0) return;

@@ -1,16 +1,16 @@
-// Initial weights, drawn on the GPU, a pair of numbers per thread: see ops.h.
+// Initial weights, drawn on the GPU with a pair of numbers per thread: see ops.h.
 #include "llmc/cuda/common.cuh"
 #include "llmc/base/normal.h"
 
 enum { INIT_THREADS = 256, BLOCKS_PER_PROCESSOR = 16 };
 
-// Part of a tensor as runs of consecutive numbers of the tensor's stream: its rows, or a single run
-// if the part has all columns.
+// A part of a tensor, as runs of consecutive numbers of the tensor's random stream. Each row is a
+// run; if the part has all columns, it is a single run.
 struct Drawing {
     InitWeights op;
     int64_t runs, run;      // number of runs, numbers per run
-    int64_t first, stride;  // first number of the first run, distance between runs
-    int64_t pairs;          // threads per run: at least its number of pairs
+    int64_t first, stride;  // first number of the first run, distance between the starts of runs
+    int64_t pairs;          // threads per run, at least its number of pairs
 };
 
 // std < 0: ones.

@@ -9,8 +9,8 @@
 #include "llmc/base/dtype.h"
 LLMC_BEGIN
 
-// State that one file of the backend keeps per device, created on first use and freed by
-// device_close with the file's own function.
+// State that one file of the backend keeps per device. It is created on first use; device_close
+// frees it with the function that the file has set.
 typedef struct DeviceSlot {
     void *state;  // NULL before the first use
     void (*destroy)(void *state);
@@ -25,19 +25,19 @@ struct Device {
     size_t shared_bytes_block;  // maximum dynamic shared memory of a block
     size_t l2_bytes;
     bool deterministic;    // --deterministic-mode
-    DeviceSlot linear;     // linear.cu: cuBLASLt's handle and plans
-    DeviceSlot attention;  // attention_cudnn.cpp: cuDNN's handle and plans
-    void *scratch;         // scratch.cu: memory of ops without a workspace, from the memory plan
+    DeviceSlot linear;     // cuBLASLt's handle and plans (linear.cu)
+    DeviceSlot attention;  // cuDNN's handle and plans (attention_cudnn.cpp)
+    void *scratch;         // memory for ops without a workspace (scratch.cu)
     size_t scratch_bytes;
-    Stream *scratch_user;  // stream of the last op that used it
+    Stream *scratch_user;  // stream of the latest op that used scratch
     size_t allocated;      // total bytes of device_alloc
 };
 
-// Pinned memory for small copies between host and device, so that neither waits for the other.
+// Pinned memory for small asynchronous copies between host and device (device.cu).
 typedef struct StagingSlot {
     void *pinned;       // (STAGING_BYTES) page-locked
-    cudaEvent_t free;   // recorded after the last use
-    void *destination;  // destination of a download, for the host function that completes it
+    cudaEvent_t free;   // recorded after the latest use
+    void *destination;  // destination of a download
     size_t bytes;
 } StagingSlot;
 enum { STAGING_SLOTS = 8, STAGING_BYTES = 1 << 20 };
@@ -58,43 +58,43 @@ struct Event {
 static inline cudaStream_t stream_handle(Stream *stream) { return stream->handle; }
 static inline Device *stream_device(Stream *stream) { return stream->device; }
 
-// Ends the job if a CUDA call failed: EXIT_ENVIRONMENT, or EXIT_COMMUNICATION if hardware fails in
-// mid-training. what: the call, as in "copying to the device".
+// Ends the job if a CUDA call failed: with EXIT_COMMUNICATION if the hardware failed during
+// training, otherwise with EXIT_ENVIRONMENT. what: the call, such as "copying to the device".
 void cuda_check(const Site *site, cudaError_t status, const char *what);
-// Ends the job if the GPU itself has failed. Call it before blaming a library, which would report
-// the same failure as its own.
+// Ends the job if the GPU has failed. Call it before reporting an error of a library, which may be
+// a consequence.
 void cuda_check_gpu(const Site *site);
-// Ends the job if the last kernel launch was refused. Errors inside kernels surface in later calls.
+// Ends the job if the latest kernel launch failed. Errors inside kernels are reported by later
+// calls.
 void check_launch(Stream *stream, const char *kernel);
 
-// Scratch memory of ops without a workspace (scratch.cu).
-// Returns at least `bytes` of GPU memory, 256-byte aligned and undefined, valid in stream order
-// until the next op calls it. op: name for the fatal error if it is too small.
+// Returns scratch memory for an op without a workspace (scratch.cu): at least `bytes` bytes,
+// 256-byte aligned and uninitialized, valid in stream order until the next op calls this function.
+// op: name of the op in the error message if the scratch memory is too small.
 void *op_scratch(Stream *stream, size_t bytes, const char *op);
-
-// Ops assert the sizes that op_check_model has accepted (limits.h).
 
 // --- GEMM (linear.cu) ----------------------------------------------------------------------------
 
-// Applied to the fp32 product before it is rounded and stored.
+// Operation on the fp32 product before it is rounded and stored.
 typedef enum GemmEpilogue {
     GEMM_PLAIN,
     GEMM_BIAS,  // + bias, one value per column of d
-    // aux = rounded(product + bias), d = GELU_tanh(product + bias) of the unrounded value.
+    // aux = rounded(product + bias), d = GELU_tanh of the unrounded value.
     GEMM_BIAS_GELU,
     GEMM_DGELU  // times GELU_tanh'(aux)
 } GemmEpilogue;
 
-// d = op(a) op(b), row-major and packed: op(a) (m, k), op(b) (k, n), d (m, n). fp32 sums, one
-// rounding. Rows of all stored matrices are multiples of 8 elements, addresses 16-byte aligned.
-// Results are bitwise identical for the same sizes, GPU model and library version.
+// Matrix product d = op(a) op(b) of row-major, packed matrices: op(a) (m, k), op(b) (k, n), d (m,
+// n). Sums in fp32 and rounds once. Row lengths of all stored matrices must be multiples of 8
+// elements, and addresses must be 16-byte aligned. Results are bitwise identical for the same
+// sizes, GPU model and library version.
 typedef struct Gemm {
     void *d;  // (m, n) floatX or float
     const floatX *a, *b;
     bool transpose_a;  // a is stored as (k, m)
     bool transpose_b;  // b is stored as (n, k)
     bool fp32;         // d is float
-    bool accumulate;   // d += the product; with fp32
+    bool accumulate;   // d += product; only if fp32 is set
     int64_t m, n, k;
     GemmEpilogue epilogue;
     const floatX *bias;  // (n) for GEMM_BIAS*
@@ -103,15 +103,15 @@ typedef struct Gemm {
 } Gemm;
 #define GEMM_WORKSPACE_BYTES ((size_t)32 << 20)
 void gemm(Stream *stream, const Gemm *g);
-// The same with result `answer` of the heuristic, 0 .. GEMM_ANSWERS - 1, or -1 for gemm_table.h's
-// choice. Used by dev/bench/gemm_search.cu, which generates that table. Returns false once `answer`
-// exceeds the heuristic's results; it then uses the last one.
+// Computes g with result `answer` (0 .. GEMM_ANSWERS - 1) of cuBLASLt's heuristic, or with the
+// choice of gemm_table.h if answer is -1. Returns false if the heuristic has fewer results; it then
+// uses the last one. Used by dev/bench/gemm_search.cu, which generates the table.
 enum { GEMM_ANSWERS = 48 };
 bool gemm_by_answer(Stream *stream, const Gemm *g, int answer);
-int gemm_form(const Gemm *g);  // transposes, accumulation, epilogue: key of the table
+int gemm_form(const Gemm *g);  // transposes, accumulation and epilogue as a key of gemm_table.h
 
-// The products of a linear layer, named as in the CPU backend.
-// y = x w^T: c (m, n) = a b^T, a (m, k), b (n, k).
+// The matrix products of a linear layer, with the same names as in the CPU backend. y = x w^T: c
+// (m, n) = a b^T, a (m, k), b (n, k).
 void matmul_nt(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k,
                void *workspace);
 // dx = dy w: c (m, n) = a b, a (m, k), b (k, n).

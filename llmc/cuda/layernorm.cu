@@ -1,13 +1,14 @@
-// LayerNorm or RMSNorm forward, fused with the preceding residual sum and dropout, and backward:
-// see ops.h. Each reads its inputs once and writes its outputs once; in between a row stays in
-// registers, in backward in shared memory.
+// LayerNorm and RMSNorm on GPUs, fused with the preceding residual addition and dropout: see ops.h.
+// Forward and backward read their inputs once and write their outputs once. In between, forward
+// keeps a row in registers, and backward keeps it in shared memory.
 //
-// Forward: W warps handle a row, each lane V vectors of 8 elements. A block has one row, or 8 if a
-// warp suffices for a row, so that no warp waits for another. Sums have a fixed order: per lane,
-// butterfly over the warp, then warp by warp. Parameter gradients are summed per block in
-// registers, then over the blocks.
+// In forward, W warps process a row, V vectors of 8 elements per lane. A block has one row, or 8
+// rows of one warp each. Sums have a fixed order: first per lane, then a butterfly over the warp,
+// then warp by warp. Backward sums parameter gradients per block in registers, then over the
+// blocks.
 //
-// At the end of a pipeline stage no norm follows the sum; separate elementwise kernels handle that.
+// At the end of a pipeline stage no norm follows the residual addition, which then has its own
+// elementwise kernels.
 #include <assert.h>
 
 #include "llmc/cuda/common.cuh"
@@ -17,14 +18,13 @@
 // --- rows and threads ----------------------------------------------------------------------------
 
 template <int W> struct RowGroup {
-    static constexpr int LANES = W * WARP;  // threads per row
-    // Rows per block: rows that share a barrier would wait for each other.
-    static constexpr int ROWS = W == 1 ? 8 : 1;
+    static constexpr int LANES = W * WARP;       // threads per row
+    static constexpr int ROWS = W == 1 ? 8 : 1;  // rows per block; barriers must not couple rows
     static constexpr int THREADS = ROWS * LANES;
 };
 
-// Returns the sum of (a, b) over the threads of a row, identical in all of them. shared: (32) pairs
-// not read by any thread. Contains a barrier if W > 1.
+// Returns the sums of a and b over the threads of a row, to all of them. shared: (32) pairs that no
+// thread is reading. Contains a barrier if W > 1.
 template <int W> static __device__ __forceinline__ float2 row_sum(float a, float b, float2 *shared) {
     a = warp_sum(a), b = warp_sum(b);
     if (W == 1) return make_float2(a, b);
@@ -42,14 +42,13 @@ template <int W> static __device__ __forceinline__ float2 row_sum(float a, float
 
 enum { ELEMENT_THREADS = 256 };  // block size of elementwise kernels
 
-// Returns the number of vectors per row.
 static int row_vectors(int C) {
     assert(C % LIMIT_MULTIPLE == 0 && C <= LIMIT_HIDDEN);
     return C / PACKED;
 }
 
-// Dropout multipliers of 8 elements at (row, c) of the branch. row is relative to this rank's rows.
-// Not for p = 0.
+// Computes the dropout multipliers of 8 elements at (row, c) of the branch. row 0 is this rank's
+// first row. p must not be 0.
 static __device__ __forceinline__ void branch_multipliers(float keep[PACKED], const LayerNorm &a, int64_t row,
                                                           int c) {
     row_multipliers(keep, a.dropout, a.T, a.C, a.rows.first + row, c);
@@ -57,7 +56,8 @@ static __device__ __forceinline__ void branch_multipliers(float keep[PACKED], co
 
 // --- forward -------------------------------------------------------------------------------------
 
-// Returns residual + dropout(branch) for 8 elements at (row, c), rounded, bit-identical to the CPU.
+// Returns residual + dropout(branch) for 8 elements at (row, c), rounded. Bitwise identical to the
+// CPU backend.
 static __device__ __forceinline__ Packed128 residual_sum(const LayerNorm &a, Packed128 residual,
                                                          Packed128 branch, int64_t row, int c) {
     float sum[PACKED], x[PACKED];
@@ -74,15 +74,15 @@ static __device__ __forceinline__ Packed128 residual_sum(const LayerNorm &a, Pac
     return pack(sum);
 }
 
-// Statistics of the row with vectors x. The variance is computed from differences, which is
-// accurate for large means.
+// Computes the statistics of a row from this lane's vectors x. Computes the variance from
+// differences from the mean, which is accurate even if the mean is large.
 template <int W, int V>
 static __device__ __forceinline__ void row_statistics(const Packed128 x[V], const LayerNorm &a, int lane,
                                                       float2 (*shared)[32], float *mean, float *rstd) {
     float sum = 0.0f, squares = 0.0f, value[PACKED];
 #pragma unroll
     for (int v = 0; v < V; v++) {
-        unpack(x[v], value);  // zeros past the end of the row
+        unpack(x[v], value);  // 0 past the end of the row
 #pragma unroll
         for (int e = 0; e < PACKED; e++) sum += value[e];
     }
@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Laye
     const int lane = threadIdx.x % RowGroup<W>::LANES;
     const int64_t row = (int64_t)blockIdx.x * RowGroup<W>::ROWS + threadIdx.x / RowGroup<W>::LANES;
     Packed128 x[V], branch[V];
-    // Returns true if this lane's v-th vector is within the row. Threads without a row still take
-    // part in barriers.
+    // True if this lane's v-th vector is within the row. Threads without a row still take part in
+    // barriers.
     bool here[V];
 #pragma unroll
     for (int v = 0; v < V; v++) {
@@ -148,7 +148,7 @@ template <int W, int V> static void run_forward(Stream *s, const LayerNorm &a) {
     check_launch(s, "LayerNorm forward");
 }
 
-// Chooses the fewest threads per row that hold it in at most 3 vectors per lane.
+// Uses the smallest number of threads per row that need at most 3 vectors per lane.
 static void launch_forward(Stream *s, const LayerNorm &a) {
     int vectors = row_vectors(a.C);
     if (vectors <= 32) return run_forward<1, 1>(s, a);
@@ -165,7 +165,7 @@ static void launch_forward(Stream *s, const LayerNorm &a) {
     run_forward<32, 2>(s, a);
 }
 
-// The sum alone, 8 elements per thread.
+// The residual addition without a norm, 8 elements per thread.
 __global__ void __launch_bounds__(ELEMENT_THREADS) residual_sum_kernel(LayerNorm a, int64_t vectors) {
     const int64_t i = (int64_t)blockIdx.x * ELEMENT_THREADS + threadIdx.x, at = i * PACKED, row = at / a.C;
     if (i >= vectors) return;
@@ -189,29 +189,29 @@ void op_layernorm_forward(Stream *s, const LayerNorm *a) {
 // --- backward ------------------------------------------------------------------------------------
 
 struct NormBackward : LayerNorm {
-    float *partials;  // (blocks, sums, C): per block sums for dgamma, dbeta and branch_sum
-    int sums;         // PARAMETERS, or 1: branch_sum only
+    float *partials;  // (blocks, sums, C) sums of each block for dgamma, dbeta and branch_sum
+    int sums;         // PARAMETERS, or 1 for branch_sum only
     int64_t N;
 };
 
-enum { PARAMETERS = 3 };  // gamma, beta, the bias of the branch's linear
+enum { PARAMETERS = 3 };  // gamma, beta, and the bias of the branch's last linear
 enum { INPUTS = 3 };      // dy, x, dresidual
 
-// Tiles of rows are copied to shared memory while the previous tile is processed. A tile is read
+// A tile of rows is copied to shared memory while the previous tile is processed. It is then read
 // twice: by warps along rows, for the two means of each row, and by threads along columns, so that
-// each thread has registers only for the parameter sums of its columns.
+// a thread needs registers only for the parameter gradients of its columns.
 struct BackwardTiles {
     int vectors;  // per row
     int threads;
-    int groups;         // threads / vectors, at least 1; a group handles every groups-th row
+    int groups;         // threads / vectors, at least 1; each group processes every groups-th row
     int rows;           // per tile
-    int warps_per_row;  // that compute a row's means
-    int stages;         // tiles in shared memory
+    int warps_per_row;  // number of warps that compute the means of a row
+    int stages;         // number of tiles in shared memory
     size_t stage_bytes;
 };
 
-// Computes 8 elements of the branch's gradient from the stored gradient of the residual stream, and
-// adds them to `sum`. DROPS: with dropout.
+// Computes 8 elements of the branch's gradient from the stored gradient of the residual stream and
+// adds them to `sum`. DROPS: the branch has dropout.
 template <bool DROPS>
 static __device__ __forceinline__ void branch_gradient(const NormBackward &a, int64_t row, int c,
                                                        Packed128 gradient, float sum[PACKED]) {
@@ -230,8 +230,8 @@ static __device__ __forceinline__ void branch_gradient(const NormBackward &a, in
     for (int e = 0; e < PACKED; e++) sum[e] += x[e];
 }
 
-// One thread's columns of one row: dresidual += gradient of x, dbranch, and the sums for
-// parameters.
+// Computes one thread's columns of a row: adds the gradient of x to dresidual, writes dbranch, and
+// adds to the parameter gradients.
 struct ColumnSums {
     float of[PARAMETERS][PACKED];
 };
@@ -264,8 +264,8 @@ template <int BYTES> static __device__ __forceinline__ void copy_async(void *sha
     else asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
 }
 
-// Starts the copies of a tile and commits the batch, which is empty past the last row. statistics:
-// (2, WARP) mean and rstd.
+// Starts the asynchronous copies of a tile and commits them as a group, which is empty past the
+// last row. statistics: (2, WARP) mean and rstd.
 static __device__ __forceinline__ void fetch_tile(const NormBackward &a, const BackwardTiles &t, uint4 *stage,
                                                   float *statistics, int64_t tile) {
     const int64_t first = tile * t.rows;
@@ -283,7 +283,7 @@ static __device__ __forceinline__ void fetch_tile(const NormBackward &a, const B
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Sums g = dy gamma and g xhat over this warp's part of its row.
+// Adds g = dy gamma and g xhat over this warp's part of its row.
 static __device__ __forceinline__ void add_row(const NormBackward &a, const BackwardTiles &t,
                                                const uint4 *stage, const float *statistics, float2 *parts) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = warp / t.warps_per_row;
@@ -307,8 +307,7 @@ static __device__ __forceinline__ void add_row(const NormBackward &a, const Back
     if (lane == 0) parts[warp] = make_float2(sum_g, sum_g_xhat);
 }
 
-// Stores the block's sums in its row of partials: group by group through shared memory, or directly
-// if there is one group.
+// Stores the block's sums in its row of partials. Several groups are first added in shared memory.
 template <int V>
 static __device__ __forceinline__ void store_partials(const NormBackward &a, const BackwardTiles &t,
                                                       const ColumnSums sums[V], float *columns) {
@@ -333,14 +332,14 @@ static __device__ __forceinline__ void store_partials(const NormBackward &a, con
     for (int i = threadIdx.x; t.groups > 1 && i < PARAMETERS * a.C; i += t.threads) out[i] = columns[i];
 }
 
-// A fixed number of blocks processes the tiles, so that parameter sums stay in registers until the
-// end. V: vectors of columns per thread.
+// Each block loops over many tiles and keeps the parameter gradients in registers until the end. V:
+// vectors of columns per thread.
 template <int THREADS, int V, bool DROPS>
 __global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1
                                            : DROPS       ? 2
                                                          : 3)
     norm_backward_kernel(NormBackward a, BackwardTiles t) {
-    // (stages, INPUTS, rows, vectors); at the end (3, C) floats if there are several groups
+    // (stages, INPUTS, rows, vectors); at the end (3, C) floats to add the groups' sums
     extern __shared__ uint4 tiles[];
     __shared__ float statistics[2][2 * WARP];
     __shared__ float2 parts[WARP];
@@ -358,7 +357,7 @@ __global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1
     for (int64_t tile = blockIdx.x; tile < count; tile += gridDim.x, stage = t.stages - 1 - stage) {
         if (t.stages == 1) fetch_tile(a, t, tiles, statistics[0], tile);
         asm volatile("cp.async.wait_group 0;" ::: "memory");
-        __syncthreads();  // the tile is complete and the previous one no longer read
+        __syncthreads();  // this tile has arrived, and no thread still reads the previous one
         if (t.stages == 2)
             fetch_tile(a, t, tiles + (1 - stage) * stage_vectors, statistics[1 - stage], tile + gridDim.x);
         const uint4 *here = tiles + stage * stage_vectors;
@@ -383,11 +382,11 @@ __global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1
         if (t.stages == 1) __syncthreads();
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
-    __syncthreads();  // the stages are reused for columns
+    __syncthreads();  // store_sums reuses the memory of the tiles
     store_partials<V>(a, t, sums, reinterpret_cast<float *>(tiles));
 }
 
-// Adds up the blocks' partial sums.
+// Adds the blocks' partial sums to the gradients.
 __global__ void __launch_bounds__(PARTIALS_THREADS) norm_partials_kernel(NormBackward a, int blocks) {
     const int column = blockIdx.x * WARP + threadIdx.x % WARP, columns = a.sums * a.C;
     const float total = partials_total(a.partials, blocks, columns, column);
@@ -398,8 +397,8 @@ __global__ void __launch_bounds__(PARTIALS_THREADS) norm_partials_kernel(NormBac
     else if (parameter == 2 && a.branch_sum) a.branch_sum[c] = total;
 }
 
-// Sets a->partials. Returns the number of blocks: `wanted`, or as many as fit in the scratch
-// memory.
+// Sets a->partials. Returns the number of blocks: `wanted`, or fewer if the scratch memory is too
+// small.
 static int reserve_partials(Stream *s, NormBackward *a, int64_t wanted) {
     size_t block_bytes = (size_t)a->sums * (size_t)a->C * sizeof(float);
     int64_t fits = (int64_t)(SCRATCH_LEAST / block_bytes);
@@ -414,12 +413,12 @@ static void join_partials(Stream *s, const NormBackward &a, int blocks) {
     check_launch(s, "LayerNorm backward, sums over blocks");
 }
 
-// Tiles of at most 56 KiB, or one row: several blocks share a multiprocessor and overlap barriers.
+// Returns tiles of at most 56 KiB, or of one row, so that several blocks share an SM.
 static BackwardTiles backward_tiles(Stream *s, int C) {
     BackwardTiles t = {};
     t.vectors = row_vectors(C);
     t.groups = t.vectors < 256 ? 256 / t.vectors : 1;
-    int columns = t.vectors > 1024 ? (t.vectors + 1) / 2 : t.vectors;  // handled by separate threads
+    int columns = t.vectors > 1024 ? (t.vectors + 1) / 2 : t.vectors;  // threads per row
     t.threads = (int)ceil_div64((int64_t)t.groups * columns, WARP) * WARP;
     int warps = t.threads / WARP, fitting = 57344 / (INPUTS * C * (int)sizeof(floatX));
     t.rows = fitting < 1 ? 1 : fitting < warps ? fitting : warps;
@@ -450,8 +449,8 @@ static void launch_backward(Stream *s, NormBackward a, BackwardTiles t) {
 
 // --- backward of the sum alone -------------------------------------------------------------------
 
-// A block handles SLAB columns of every gridDim.x-th group of SUM_WARPS rows, one row per warp at a
-// time, and combines the sums in shared memory.
+// Each block processes SLAB columns of every gridDim.x-th group of SUM_WARPS rows, one row per warp
+// at a time, and combines the sums of its warps in shared memory.
 enum { SUM_WARPS = 8, SLAB = WARP * PACKED, SUM_ROWS = 64 };
 
 template <bool DROPS> __global__ void __launch_bounds__(WARP *SUM_WARPS) sum_backward_kernel(NormBackward a) {
@@ -472,7 +471,7 @@ template <bool DROPS> __global__ void __launch_bounds__(WARP *SUM_WARPS) sum_bac
     for (int w = 0; w < SUM_WARPS; w++) total += columns[w][threadIdx.x];
     a.partials[(int64_t)blockIdx.x * a.C + column] = total;
 }
-static_assert(SLAB == WARP * SUM_WARPS, "each thread adds up one column");
+static_assert(SLAB == WARP * SUM_WARPS, "each thread adds one column");
 
 template <bool DROPS> static void launch_sum_backward(Stream *s, NormBackward a) {
     unsigned slabs = (unsigned)ceil_div64((int64_t)row_vectors(a.C) * PACKED, SLAB);

@@ -1,6 +1,5 @@
-// Supported sizes and scratch memory of the GPU ops, as functions of sizes alone. Plain C, so that
-// tests run without a GPU. Included by scratch.cu, embedding.cu, layernorm.cu, attention_cudnn.cpp
-// and tests.
+// Supported sizes and scratch memory of the GPU ops. Plain C, so that tests run without a GPU.
+// Included by files of this directory and by tests.
 #pragma once
 #include <limits.h>
 #include <stdio.h>
@@ -9,9 +8,11 @@
 
 // --- sizes of models -----------------------------------------------------------------------------
 
-// LIMIT_MULTIPLE: 16 bytes of floatX, for GEMMs and packed loads. LIMIT_HEAD: of
-// attention_plain.cu. LIMIT_HIDDEN: of layernorm.cu.
-enum { LIMIT_MULTIPLE = 8, LIMIT_HEAD = 256, LIMIT_HIDDEN = 16384 };
+enum {
+    LIMIT_MULTIPLE = 8,   // 16 bytes of floatX, for GEMMs and packed loads
+    LIMIT_HEAD = 256,     // maximum head size of attention_plain.cu
+    LIMIT_HIDDEN = 16384  // maximum hidden size of layernorm.cu
+};
 
 // See op_check_model.
 static inline bool limits_check_model(int C, int NH, int HD, int F, int V, int64_t N, Error *err) {
@@ -39,7 +40,7 @@ static inline bool limits_check_model(int C, int NH, int HD, int F, int V, int64
                          "--make-vocab-size-divisible-by 128 (the default) or another multiple of %d",
                          V, multiple, multiple);
     }
-    if (N > INT_MAX) {  // row numbers are 32-bit
+    if (N > INT_MAX) {  // row indices are 32-bit
         return error_set(err, EXIT_USAGE,
                          "a micro-batch has %lld tokens, but a GPU supports at most %d; use a smaller "
                          "--micro-batch-size",
@@ -50,8 +51,8 @@ static inline bool limits_check_model(int C, int NH, int HD, int F, int V, int64
 
 // --- attention -----------------------------------------------------------------------------------
 
-// Returns true if cuDNN computes this attention. It does not support document starts. Lengths that
-// are not a multiple of 64 occur in sampling only, where each token would need a new plan.
+// Returns true if attention uses cuDNN, which does not support document starts. Lengths that are
+// not a multiple of 64 occur only in sampling, where every token would need a new cuDNN plan.
 static inline bool limits_for_cudnn(int T, bool documents) { return !documents && T % 64 == 0; }
 
 // See op_attention_notice.
@@ -61,28 +62,28 @@ static inline void limits_attention_notice(int T, bool documents, char *text, si
     *text = '\0';
     if (limits_for_cudnn(T, documents)) return;
     snprintf(text, bytes,
-             "attention uses this program's own kernels, with 10 matrix products instead of cuDNN's 7, so "
-             "a step takes at least 5 to 11 %% longer (dev/bench/NOTES.md); cuDNN is used %s",
+             "attention uses this program's own kernels, which make a step at least 5 to 11 %% longer than "
+             "cuDNN's (dev/bench/NOTES.md); cuDNN is used %s",
              when);
 }
 
 // --- scratch memory ------------------------------------------------------------------------------
 
-// Scratch size: at least SCRATCH_LEAST bytes, more for micro-batches of millions of rows.
-// LayerNorm's backward uses all of it. The embedding's backward stores sorted keys, row numbers and
-// sorted row numbers (N each), the sort's memory, and two fp32 rows per chunk of rows that a warp
-// sums.
+// Minimum size of the scratch memory in bytes; micro-batches of millions of rows need more. The
+// backward pass of the embedding stores sorted keys, row indices and sorted row indices (N each),
+// the sort's memory, and two fp32 rows per chunk of rows that a warp sums. LayerNorm's backward
+// pass uses as much as there is.
 #define SCRATCH_LEAST ((size_t)64 << 20)
 enum { CHUNK_ROWS = 32, CHUNKS_LEAST = 256 };
 
 static inline size_t scratch_aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 static inline size_t scratch_ids_bytes(int64_t N) { return scratch_aligned((size_t)N * sizeof(int32_t)); }
 static inline size_t scratch_chunk_bytes(int C) { return 2 * (size_t)C * sizeof(float); }
-// Upper bound for CUB's radix sort of N pairs: a second copy of the pairs, and counters.
+// Upper bound for the memory of CUB's radix sort of N pairs: a copy of the pairs, and counters.
 static inline size_t scratch_sort_bytes(int64_t N) { return 10 * (size_t)N + ((size_t)4 << 20); }
 
-// Number of chunks of at least CHUNK_ROWS rows, limited so that their sums fit into SCRATCH_LEAST.
-// The order of the sums, and so their last bits, depend on it.
+// Returns the number of chunks of at least CHUNK_ROWS rows whose sums fit into SCRATCH_LEAST. The
+// summation order depends on it, so changing it changes results.
 static inline int64_t scratch_chunks(int64_t N, int C, size_t sort_bytes) {
     size_t used = 3 * scratch_ids_bytes(N) + scratch_aligned(sort_bytes);
     size_t fits = used < SCRATCH_LEAST ? (SCRATCH_LEAST - used) / scratch_chunk_bytes(C) : 0;

@@ -1,15 +1,14 @@
-// Linear layers on GPUs: cuBLASLt, and two small kernels for what its epilogues lack. The LM head
-// uses gemm() and matmul_* through internal.h.
+// Linear layers on GPUs: GEMMs by cuBLASLt, and two small kernels for operations that its epilogues
+// lack. The LM head uses gemm() and matmul_* through internal.h.
 //
-// Fused in forward: bias, and GELU if `pre` is requested. Fused in backward: accumulation of dw in
-// fp32 (beta = 1), and GELU' into dx if gemm_table.h says so; otherwise a separate pass multiplies
-// by GELU' and sums the columns for the bias gradient of the previous layer. cuBLASLt's bias
-// gradient epilogue is not used: it overwrites instead of accumulating, and costs more than a pass
-// over dy.
+// Forward fuses the bias, and GELU if `pre` is requested. Backward fuses the accumulation of dw in
+// fp32 (beta = 1). It fuses GELU' into dx if gemm_table.h has a row for it; otherwise a separate
+// pass multiplies by GELU' and sums the columns for the previous layer's bias gradient. cuBLASLt's
+// bias gradient epilogue is not used: it overwrites instead of accumulating, and takes longer than
+// a pass over dy.
 //
-// The GELU epilogue acts on the unrounded sum, op_gelu_forward and the CPU backend on the rounded
-// `pre`: both are one rounding away from the exact value. Recomputing a layer repeats the same
-// product with a bitwise identical result.
+// The GELU epilogue uses the unrounded sum, whereas op_gelu_forward and the CPU backend use the
+// rounded `pre`. Recomputing a layer gives a bitwise identical result.
 #include <cublasLt.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +20,7 @@
 
 typedef struct GemmKey {
     int64_t m, n, k;
-    // gemm_form, result of the heuristic, pointer alignments.
+    // gemm_form, index of the heuristic's result, and pointer alignments, packed.
     int64_t form;
 } GemmKey;
 
@@ -32,8 +31,7 @@ typedef struct GemmPlan {
     cublasLtMatmulAlgo_t algorithm;
 } GemmPlan;
 
-// Hash table with open addressing, at most half full; the capacity is a power of two. Plans move
-// when it grows; their handles do not.
+// Hash table with open addressing, at most half full. The capacity is a power of two.
 typedef struct LinearState {
     cublasLtHandle_t handle;
     GemmPlan *table;
@@ -74,7 +72,7 @@ static LinearState *linear_state(Device *device) {
     return state;
 }
 
-// Returns the key's plan, or the empty slot for it.
+// Returns the slot with the key's plan, or the empty slot where it belongs.
 static GemmPlan *plan_place(GemmPlan *table, int capacity, const GemmKey *key) {
     uint64_t hash = 0;
     const int64_t parts[4] = {key->m, key->n, key->k, key->form};
@@ -98,8 +96,8 @@ static void table_grow(LinearState *state) {
 
 // --- creating plans ------------------------------------------------------------------------------
 
-// Largest power of two up to 256 that divides an address (or several, ORed). Kernels with wide
-// accesses depend on it.
+// Returns the largest power of two up to 256 that divides an address, or several ORed addresses.
+// Kernels with wide accesses need a minimum alignment.
 static uint32_t alignment_of(uintptr_t address) {
     uintptr_t bits = address | 256;
     return (uint32_t)(bits & (~bits + 1));
@@ -120,7 +118,7 @@ static GemmKey gemm_key(const Gemm *g, int answer) {
     return key;
 }
 
-// Returns the row of gemm_table.h for this product, or NULL: the table is specific to a library
+// Returns the row of gemm_table.h for this product, or NULL. The table applies to one library
 // version and GPU family.
 static const GemmAnswer *table_row(const Device *device, const Gemm *g) {
     if (cublasLtGetVersion() != GEMM_TABLE_VERSION || device->major != GEMM_TABLE_MAJOR) return NULL;
@@ -152,7 +150,7 @@ static void set_pointers(const Site *site, cublasLtMatmulDesc_t operation, const
     }
 }
 
-// cuBLASLt is column-major, where a row-major matrix is its transpose. So this describes d^T =
+// cuBLASLt is column-major and sees a row-major matrix as its transpose. So the operation is d^T =
 // op(b)^T op(a)^T, with b as the left operand.
 static void describe_operation(const Site *site, GemmPlan *plan, const Gemm *g) {
     const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
@@ -172,7 +170,7 @@ static void describe_operation(const Site *site, GemmPlan *plan, const Gemm *g) 
     set_pointers(site, plan->operation, g);
 }
 
-// rows, columns: in cuBLASLt's order, packed.
+// Describes a packed matrix. rows, columns: of the column-major matrix that cuBLASLt sees.
 static void describe_matrix(const Site *site, cublasLtMatrixLayout_t *layout, bool fp32, int64_t rows,
                             int64_t columns) {
     cudaDataType_t type = fp32 ? CUDA_R_32F : CUDA_R_16BF;
@@ -180,7 +178,7 @@ static void describe_matrix(const Site *site, cublasLtMatrixLayout_t *layout, bo
     blas_check(site, made, "describing a matrix");
 }
 
-// Constraints on algorithms. Reductions must be fp32, so that a product is rounded once.
+// Returns constraints on algorithms. Reductions must be in fp32, so that a product is rounded once.
 static cublasLtMatmulPreference_t make_wish(const Site *site, const Gemm *g) {
     size_t workspace = GEMM_WORKSPACE_BYTES;
     uint32_t alignment = matrix_alignment(g) < 16 ? matrix_alignment(g) : 16;
@@ -207,8 +205,9 @@ static cublasLtMatmulPreference_t make_wish(const Site *site, const Gemm *g) {
     return wish;
 }
 
-// Sets the plan's algorithm to result `answer` of the heuristic; if there are fewer, to the last
-// one, and returns false. Depends only on shape, GPU and library, never on timing.
+// Sets the plan's algorithm to result `answer` of the heuristic. If there are fewer results, uses
+// the last one and returns false. The choice depends only on shape, GPU and library, never on
+// timing.
 static bool choose_algorithm(const Site *site, cublasLtHandle_t handle, GemmPlan *plan, const Gemm *g,
                              int answer) {
     cublasLtMatmulPreference_t wish = make_wish(site, g);
@@ -219,8 +218,8 @@ static bool choose_algorithm(const Site *site, cublasLtHandle_t handle, GemmPlan
     cublasLtMatmulPreferenceDestroy(wish);
     if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
         fatal(site, EXIT_ENVIRONMENT,
-              "cuBLASLt has no algorithm for a (%lld, %lld) x (%lld, %lld) product (%s); use layer sizes "
-              "that are multiples of 8, or another version of cuBLAS",
+              "cuBLASLt has no algorithm for a (%lld, %lld) x (%lld, %lld) matrix product (%s); use layer "
+              "sizes that are multiples of 8, or another version of cuBLAS",
               (long long)g->m, (long long)g->k, (long long)g->k, (long long)g->n,
               cublasLtGetStatusString(status));
     }
@@ -228,8 +227,8 @@ static bool choose_algorithm(const Site *site, cublasLtHandle_t handle, GemmPlan
     return answer < count;
 }
 
-// answer: index of the heuristic's result, or -1 for the table's. *exists (or NULL): false if there
-// are fewer; set when the plan is created.
+// answer: index of the heuristic's result, or -1 for the choice of gemm_table.h. *exists: set to
+// false if the heuristic has fewer results, only when the plan is created; may be NULL.
 static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm *g, int answer,
                                  bool *exists) {
     GemmKey key = gemm_key(g, answer);
@@ -260,7 +259,8 @@ bool gemm_by_answer(Stream *stream, const Gemm *g, int answer) {
     LinearState *state = linear_state(device);
     bool exists = true;
     const GemmPlan *plan = find_plan(device, state, g, answer, &exists);
-    // cuBLASLt reads the pointers during the call, and one host thread drives a device.
+    // Plans may share the pointers' fields: cuBLASLt reads them during the call, and a device is
+    // used by one host thread.
     set_pointers(device->site, plan->operation, g);
     float one = 1.0f, beta = g->accumulate ? 1.0f : 0.0f;
     blas_check(device->site,
@@ -305,21 +305,21 @@ void matmul_tn(Stream *stream, float *c, const floatX *a, const floatX *b, int64
 
 // --- bias gradient and GELU': column sums in two passes, in a fixed order ------------------------
 
-// Pass 1: a block sums SUM_ROWS rows of SUM_COLUMNS columns; a warp reads 512 bytes of a row at a
-// time, each lane 8 columns. DGELU: rows are first multiplied by GELU'(pre), in place. SUM_BATCH
-// rows are loaded together to hide latency. Pass 2: a block joins the partial sums of JOIN_COLUMNS
-// columns.
+// Column sums take two passes. In pass 1 a block sums SUM_ROWS rows of SUM_COLUMNS columns; each
+// warp reads 512 bytes of a row at a time, 8 columns per lane, and loads SUM_BATCH rows at once to
+// hide latency. DGELU: rows are first multiplied by GELU'(pre), in place. In pass 2 a block adds
+// the partial sums of JOIN_COLUMNS columns.
 enum { SUM_WARPS = 8, SUM_COLUMNS = WARP * PACKED, SUM_ROWS = 256, SUM_BATCH = 4 };
 enum { JOIN_COLUMNS = 32, JOIN_SLICES = 8 };
 
-// partial (ceil(N / SUM_ROWS), OC) out; dy (N, OC), with DGELU in and out; pre (N, OC), with DGELU.
+// partial (ceil(N / SUM_ROWS), OC) out; dy (N, OC) in, with DGELU also out; pre (N, OC) with DGELU.
 template <bool DGELU>
 static __global__ void __launch_bounds__(SUM_WARPS *WARP)
     column_sum_kernel(float *partial, floatX *dy, const floatX *pre, int64_t N, int OC) {
     __shared__ __align__(16) float sums[SUM_WARPS][SUM_COLUMNS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int slabs = (OC + SUM_COLUMNS - 1) / SUM_COLUMNS, slab = (int)(blockIdx.x % (unsigned)slabs);
-    int64_t part = blockIdx.x / (unsigned)slabs;  // one-dimensional: gridDim.y is limited to 65535
+    int64_t part = blockIdx.x / (unsigned)slabs;  // 1-D grid, because gridDim.y is limited to 65535
     int column = slab * SUM_COLUMNS + lane * PACKED;
     int64_t first = part * SUM_ROWS, end = first + SUM_ROWS < N ? first + SUM_ROWS : N;
     float sum[PACKED] = {};
@@ -361,7 +361,7 @@ static __global__ void __launch_bounds__(SUM_WARPS *WARP)
 }
 static_assert(SUM_COLUMNS == SUM_WARPS * WARP, "one thread per column when joining the warps' sums");
 
-// dbias (OC) accumulates; partial (parts, OC).
+// dbias (OC) += sum of partial (parts, OC) over the parts.
 static __global__ void __launch_bounds__(JOIN_SLICES *JOIN_COLUMNS)
     column_join_kernel(float *dbias, const float *partial, int parts, int OC) {
     __shared__ float sums[JOIN_SLICES][JOIN_COLUMNS];
@@ -386,8 +386,8 @@ static void join_columns(Stream *s, float *dbias, const float *partial, int part
     check_launch(s, "column_join");
 }
 
-// dbias += column sums of dy, multiplied by GELU'(pre) first if pre is not NULL. dbias NULL: only
-// that multiplication.
+// Adds the column sums of dy to dbias. If pre is not NULL, first multiplies dy by GELU'(pre). dbias
+// NULL: only multiplies.
 static void bias_backward(Stream *s, float *dbias, floatX *dy, const floatX *pre, int64_t N, int OC,
                           float *partial) {
     int64_t parts = ceil_div64(N, SUM_ROWS);
@@ -425,7 +425,8 @@ void op_gelu_forward(Stream *s, floatX *y, const floatX *pre, int64_t n) {
 
 // --- the ops -------------------------------------------------------------------------------------
 
-// [ cuBLASLt's workspace | partial sums of a bias gradient: (ceil(N / SUM_ROWS), max(C, OC)) fp32 ]
+// The workspace has cuBLASLt's workspace, then the partial sums of a bias gradient, (ceil(N /
+// SUM_ROWS), max(C, OC)) in fp32.
 size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC) {
     return GEMM_WORKSPACE_BYTES +
            (size_t)(ceil_div64(max_N, SUM_ROWS) * (max_C > max_OC ? max_C : max_OC)) * sizeof(float);
@@ -438,7 +439,7 @@ void op_linear_forward(Stream *s, const Linear *a) {
         linear_forward_row(s, a);
         return;
     }
-    if (a->pre && !a->bias) {  // cuBLASLt has no GELU epilogue that stores its input without a bias
+    if (a->pre && !a->bias) {  // cuBLASLt's GELU epilogue can only store its input if there is a bias
         matmul_nt(s, a->pre, a->x, a->w, a->N, a->OC, a->C, a->workspace);
         op_gelu_forward(s, a->y, a->pre, a->N * a->OC);
         return;
@@ -451,7 +452,7 @@ void op_linear_forward(Stream *s, const Linear *a) {
     gemm(s, &g);
 }
 
-// dx = dy w, multiplied by GELU'(x_pre), and the column sums of the result.
+// Computes dx = dy w, multiplied by GELU'(x_pre), and adds its column sums to dpre_bias.
 static void dx_through_gelu(Stream *s, const Linear *a) {
     Gemm g = product(a->dx, a->dy, a->w, a->N, a->C, a->OC, a->workspace);
     g.epilogue = GEMM_DGELU;

@@ -1,4 +1,4 @@
-// SwiGLU and rotary position embedding on GPUs, 8 elements per thread: see ops.h.
+// SwiGLU and rotary position embedding on GPUs, with 8 elements per thread: see ops.h.
 #include <assert.h>
 
 #include "llmc/cuda/common.cuh"
@@ -13,7 +13,8 @@ static __device__ __forceinline__ float logistic(float x) {
     return fast_reciprocal(1.0f + fast_exp2(-LOG2_E * x));
 }
 
-// Offsets of a thread's 8 columns in y and dy, and of the gate; up is F columns after the gate.
+// Offsets of a thread's 8 columns in y and dy, and of their gate in pre. `up` is F columns after
+// the gate.
 struct GatePlace {
     int64_t out, gate;
 };
@@ -73,27 +74,25 @@ void op_swiglu_backward(Stream *s, const Swiglu *a) {
 
 // --- rotary positions ----------------------------------------------------------------------------
 
-// Rotates one pair of columns, bit-identical to the CPU.
+// Rotates one pair of columns, bitwise identical to the CPU.
 static __device__ __forceinline__ void turn(float *x, float *y, float cosine, float sine) {
     const float a = *x, b = *y;
     *x = __fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine));
     *y = __fadd_rn(__fmul_rn(b, cosine), __fmul_rn(a, sine));
 }
 
-// Division of the work among threads.
+// Rope, and how its work is divided among threads.
 struct RopeWork : Rope {
-    int vectors;      // per group
-    int pairs, rest;  // threads per vector with pairs of columns, and with the other columns
+    int vectors;      // number of vectors per group that are processed
+    int pairs, rest;  // threads per vector that rotate pairs of columns, that copy other columns
     int64_t threads;
 };
 
-// Copies 8 columns of a vector, or 1.
 template <int W> static __device__ __forceinline__ void copy_columns(floatX *to, const floatX *from) {
     if constexpr (W == PACKED) store_packed(to, load_packed(from));
     else *to = *from;
 }
 
-// Rotates W pairs of columns.
 template <int W>
 static __device__ __forceinline__ void turn_columns(floatX *to, const floatX *from, const float *table,
                                                     int half, float direction) {
@@ -115,8 +114,8 @@ static __device__ __forceinline__ void turn_columns(floatX *to, const floatX *fr
     }
 }
 
-// A thread rotates W pairs of a vector: 8, or 1 if half of the columns is not a multiple of 8. With
-// by_kind it also copies what is not rotated.
+// Each thread rotates W pairs of a vector: 8, or 1 if columns / 2 is not a multiple of 8. If
+// by_kind is set, threads also copy the columns and vectors that are not rotated.
 template <int W> static __global__ void __launch_bounds__(THREADS) rope_kernel(RopeWork a) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= a.threads) return;

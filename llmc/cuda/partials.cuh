@@ -1,13 +1,14 @@
-// The last step of sums over rows by many blocks: adds the blocks' partial sums in a fixed order.
+// Adds the partial sums of many blocks in a fixed order, as the last step of a sum over rows.
 // Included by layernorm.cu and head_norm.cu.
 #pragma once
 #include "llmc/cuda/common.cuh"
 
-// A block adds up 32 columns: 32 slices of the partials in parallel, then the slices in order.
+// A block adds 32 columns: first 32 slices of the partial sums in parallel, then the slices in
+// order.
 enum { PARTIALS_SLICES = 32, PARTIALS_THREADS = WARP * PARTIALS_SLICES };
 
-// Returns the sum of partials (blocks, columns) over the blocks on the first warp, a column per
-// lane. Called by all threads with their lane's column, which may be past the end.
+// Sums partials (blocks, columns) over the blocks and returns the sums in the first warp, one
+// column per lane. All threads call it with the column of their lane, which may be past the end.
 static __device__ __forceinline__ float partials_total(const float *partials, int blocks, int columns,
                                                        int column) {
     __shared__ float slices[PARTIALS_SLICES][WARP];

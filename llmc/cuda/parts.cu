@@ -1,10 +1,10 @@
-// Sums over the ranks of a group after their parts were gathered, in rank order: see ops.h. Called
-// by tensor_parallel.c and tied_embedding.c. Bit-identical to the CPU backend.
+// Sums gathered parts over the ranks of a group, in rank order: see ops.h. Bitwise identical to the
+// CPU backend. Called by tensor_parallel.c and tied_embedding.c.
 #include "llmc/cuda/common.cuh"
 
 enum { PART_THREADS = 256, FLOATS = 4 };  // FLOATS: fp32 values in 16 bytes
 
-// Returns true if 16-byte accesses are possible. address: all addresses, ORed; bytes: size of a
+// Returns true if 16-byte accesses are possible. address: all addresses, ORed. bytes: size of a
 // part.
 static bool in_sixteens(uintptr_t address, size_t bytes) { return (address | bytes) % 16 == 0; }
 
@@ -55,7 +55,7 @@ static __device__ __forceinline__ float4 add(float4 x, float4 y) {
 }
 static __device__ __forceinline__ float add(float x, float y) { return __fadd_rn(x, y); }
 
-// n: number of T, float or float4.
+// T: float or float4. n: number of elements of type T.
 template <class T>
 __global__ void __launch_bounds__(PART_THREADS) add_parts_kernel(T *y, const T *parts, int64_t n, int ranks) {
     const int64_t i = (int64_t)blockIdx.x * PART_THREADS + threadIdx.x;

@@ -1,5 +1,5 @@
-// GPU memory for two-stage reductions of ops without a workspace: the backward passes of LayerNorm
-// and embedding. Part of the memory plan (ops.h) and set before the first op.
+// GPU memory for ops that reduce in two stages and have no workspace: the backward passes of norms
+// and of the embedding. See op_set_scratch in ops.h.
 #include "llmc/cuda/internal.h"
 #include "llmc/cuda/limits.h"
 #include "llmc/ops.h"
@@ -20,8 +20,8 @@ void *op_scratch(Stream *stream, size_t bytes, const char *op) {
             op, bytes, device->scratch_bytes);
     }
     if (device->scratch_user && device->scratch_user != stream) {
-        // Work on the old stream may still use it, and the stream may no longer exist: wait for
-        // everything. A run uses one stream.
+        // Work on the previous stream, which may no longer exist, may still use the memory. A run
+        // uses only one stream.
         cuda_check(stream_site(stream), cudaDeviceSynchronize(), "changing the stream of the ops");
     }
     device->scratch_user = stream;

@@ -455,7 +455,6 @@ static void print_timers(Log *log, const TimerTable *t, const TimerStats *stats,
     text_free(&json);
 }
 
-// Collects the timers of all ranks and prints them on the active rank.
 static void collect_and_print(Log *log, Timers *timers, const TimerTable *t, Peers peers, TimerStats *stats) {
     int world = 1;
     MPI_Comm_size(peers.comm, &world);

@@ -91,7 +91,6 @@ int gpt_layer_number(const GPT *gpt, int layer) {
     return chunk * s->layers + layer % s->layers;
 }
 
-// Builds the table of the unsplit model, from which keep_own selects this rank's part.
 static void describe_whole(GPT *gpt, const Config *config) {
     int layers = config->num_layers;
     double std = config->init_method_std;

@@ -39,7 +39,6 @@ static void reserve(MemoryPlan *plan, const Buffer *buffers, size_t count) {
 }
 
 static int64_t rows_planned(const GPT *gpt) { return (int64_t)gpt->B * gpt->T; }
-// Returns the number of rows that this rank holds between GEMMs.
 static size_t own_rows_planned(const GPT *gpt) { return (size_t)tp_rows(&gpt->tp, rows_planned(gpt)).count; }
 
 static void reserve_layer(const GPT *gpt, LayerActs *a, MemoryPlan *plan) {

@@ -66,7 +66,6 @@ PassSchedule gpt_schedule(GPT *gpt, int micro_batches, bool training) {
     return s;
 }
 
-// Returns the i-th pass of the schedule, with sizes and buffers.
 static Pass pass_at(const PassSchedule *s, int i) {
     const PipelineAction *action = &s->action[i];
     GPT *gpt = s->gpt;
@@ -92,7 +91,6 @@ static Pass pass_at(const PassSchedule *s, int i) {
     return pass;
 }
 
-// Posts the receive of the i-th pass.
 static void expect(const PassSchedule *s, int i) {
     Pass pass = pass_at(s, i);
     GPT *gpt = s->gpt;

@@ -88,7 +88,6 @@ static void print_model(const Config *c, const Stages *stages, FILE *out) {
     fprintf(out, "  FLOPs per iteration        %16.6e  (Megatron-LM's formula, batch %d)\n", flops, batch);
 }
 
-// Returns true with tensor or pipeline parallelism.
 static bool is_model_parallel(const Mesh *mesh) { return mesh->tp.size > 1 || mesh->pp.size > 1; }
 
 static void print_parts(const Config *c, const Stages *stages, FILE *out) {
