@@ -5,8 +5,8 @@
 
 #define COUNT_OF(list) ((int)(sizeof(list) / sizeof(list)[0]))
 
-// Macros for table rows. A MEANT block need not be in the checkpoint. A REAL number is written with
-// a decimal point.
+// Macros for table rows. MEANT: affects only training, so a checkpoint may have another value.
+// REAL: written with a decimal point.
 #define BLOCK(its_argument, its_value) \
     { .argument = its_argument, .value = its_value }
 #define MEANT(its_argument, its_value) \

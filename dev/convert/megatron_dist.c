@@ -1,7 +1,7 @@
 // Reads Megatron-LM's `torch_dist` checkpoints, which use PyTorch's distributed format. See
 // megatron_source.h. Contents of the folder:
 //
-//  .metadata        a pickled torch.distributed.checkpoint.metadata.Metadata:
+//   .metadata        a pickled torch.distributed.checkpoint.metadata.Metadata:
 //                    state_dict_metadata   name -> TensorStorageMetadata(size, ...) and others
 //                    storage_data          MetadataIndex(name, offset) -> _StorageInfo(
 //                                          relative_path, offset, length): a chunk

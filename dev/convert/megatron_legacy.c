@@ -1,8 +1,8 @@
 // Reads Megatron-LM's older checkpoints with one torch.save file per tensor and pipeline rank. See
 // megatron_source.h. The original SDP4Bit implementation uses this format.
 //
-//  mp_rank_TT/model_optim_rng.pt        tensor rank TT
-//  mp_rank_TT_PPP/model_optim_rng.pt    tensor rank TT, pipeline rank PPP
+//   mp_rank_TT/model_optim_rng.pt        tensor rank TT
+//   mp_rank_TT_PPP/model_optim_rng.pt    tensor rank TT, pipeline rank PPP
 //
 // Each file is a dict. "model" holds the rank's weights by name in nested dicts; layers are
 // numbered from 0 within the rank. With virtual stages there are "model0", "model1" and so on.

@@ -1,7 +1,7 @@
 // Reads files written by torch.save. See torch_file.h. The archive contains, in a folder of any
 // name:
 //
-//  FOLDER/data.pkl     the saved object. A tensor is a call to torch._utils._rebuild_tensor_v2(
+//   FOLDER/data.pkl     the saved object. A tensor is a call to torch._utils._rebuild_tensor_v2(
 //                       storage, first element, sizes, strides, ...), and its storage a reference
 //                       ("storage", class, key, device, elements)
 //   FOLDER/data/KEY     the bytes of a storage

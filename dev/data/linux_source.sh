@@ -129,7 +129,7 @@ list_documents() {
 }
 
 [ -n "$deb" ] || download
-[ -f "$deb" ] || die 5 "$deb is missing"
+[ -f "$deb" ] || die 5 "$deb is missing; check --deb"
 [ "$(cat "$work/source.of" 2>/dev/null)" = "$(basename "$deb")" ] || unpack
 list_documents >"$work/documents"
 echo "$(wc -l <"$work/documents") documents, tokenizer $type"

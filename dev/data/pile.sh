@@ -48,8 +48,8 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
-[[ $max_files =~ ^[0-9]+$ ]] || die 2 "--max-files $max_files is not an integer"
-[[ $per_part =~ ^[1-9][0-9]*$ ]] || die 2 "--files-per-part $per_part is not a positive integer"
+[[ $max_files =~ ^[0-9]+$ ]] || die 2 "--max-files $max_files is not an integer; use a number such as 8"
+[[ $per_part =~ ^[1-9][0-9]*$ ]] || die 2 "--files-per-part $per_part is not a positive integer; use a number such as 8"
 for tool in preprocess_data merge_datasets; do
     [ -x "$build/$tool" ] || die 3 "$build/$tool is missing; run make"
 done

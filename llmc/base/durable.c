@@ -200,7 +200,7 @@ FILE *durable_open_plain(const char *path) {
     return file;
 }
 
-// *stopped: keep_going returned false.
+// Hashes a whole file. Stops, and sets *stopped, if keep_going returns false.
 static bool hash_all(int fd, uint64_t *xxh3, bool (*keep_going)(void *context), void *context,
                      bool *stopped) {
     XXH3_state_t *state = XXH3_createState();

@@ -16,7 +16,8 @@ typedef struct Row {
     const char *tool;  // tool that converts it; NULL: none
 } Row;
 
-// File name patterns at any level of the folder, and what they mean. The first match counts.
+// File name patterns, matched at any level of the folder, and what such a file indicates. The first
+// match counts.
 static const Row OURS[] = {
     {"shard_*_of_*.safetensors", "a checkpoint of this program that lacks its manifest.json", NULL},
     {".iter_*.old", "a checkpoint of this program that a killed save was replacing", NULL},

@@ -1,6 +1,6 @@
 // Writes safetensors files. See safetensors.h.
 //
-//  0      u64   N, length of the header
+//   0      u64   N, length of the header
 //   8      N     {"__metadata__": {text: text},
 //                 "<name>": {"dtype": "F32", "shape": [6], "data_offsets": [begin, end]}, ...}
 //                 padded with spaces

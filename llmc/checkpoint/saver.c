@@ -75,7 +75,7 @@ bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
     assert(iteration >= 0);
     const Config *c = saver->config;
     bool optimizer = !c->no_save_optim;
-    // All ranks share one file system. The file of this rank also has a header.
+    // bytes: size of the whole checkpoint, because all ranks share one file system.
     uint64_t bytes = zero_checkpoint_bytes(saver->zero, saver->whole, saver->whole_count, optimizer);
     uint64_t own = zero_own_checkpoint_bytes(saver->zero, optimizer);
     int rank;

@@ -45,7 +45,7 @@
 #define CHOICE(flag, role, type, field, first, words, text) \
     USED(flag, role, type, OPTION_CHOICE, field, first, .choices = words, .value = "WORD", .help = text)
 
-// Accepted but ignored: the text says why. Values are still checked.
+// Accepted and checked, but ignored. The text says why.
 #define IDLE(flag, of_kind, why, ...) \
     { \
         .name = flag, .kind = of_kind, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .help = why, \
@@ -65,7 +65,7 @@
 #define IDLE_TEXT(flag, field, called, why) \
     USED(flag, FREE, const char *, OPTION_TEXT, field, NULL, .use = OPTION_NO_EFFECT, .value = called, \
          .help = why)
-// The same, but noted when given.
+// The same, but prints a note if the flag is given.
 #define NOTED_FLAG(flag, why) IDLE(flag, OPTION_FLAG, why, .note = true)
 #define NOTED(flag, of_kind, least, most, words, called, why) \
     IDLE(flag, of_kind, why, .low = least, .high = most, .choices = words, .note = true, .value = called)
@@ -101,7 +101,8 @@ static const Option table[] = {
     SINGLE("norm-epsilon", MODEL, norm_epsilon, "1e-5", 0, 1, "epsilon of LayerNorm or RMSNorm"),
     CHOICE("position-embedding-type", MODEL, PositionEmbedding, position_embedding_type, "learned_absolute",
            "learned_absolute|rope",
-           "a learned table, as in GPT-2, or rotary embeddings of queries and keys, as in Llama"),
+           "learned_absolute: a learned table, as in GPT-2. rope: rotary embeddings of queries and keys, as "
+           "in Llama"),
     REAL("rotary-base", MODEL | NEEDS_ROPE, rotary_base, "10000", 1, 1e12,
          "rope: base of the rotation frequencies"),
     REAL("rotary-percent", MODEL | NEEDS_ROPE, rotary_percent, "1.0", OPTION_ABOVE_ZERO, 1,
@@ -139,17 +140,17 @@ static const Option table[] = {
     SINGLE("min-lr", SCHEDULE, min_lr, "0.0", 0, OPTION_ANY, "learning rate after the decay"),
     CHOICE("lr-decay-style", SCHEDULE, LrStyle, lr_decay_style, "linear",
            "constant|linear|cosine|inverse-square-root|WSD",
-           "shape of the decay; WSD: constant, then a decay over the last --lr-wsd-decay-iters"),
+           "shape of the decay. WSD: constant, then a decay over the last --lr-wsd-decay-iters"),
     COUNT("lr-decay-iters", FREE | IN_ITERS, lr_decay_iters, NULL, 1,
           "iterations over which the learning rate decays to min-lr; default: train-iters"),
     COUNT("lr-decay-samples", FREE | IN_SAMPLES, lr_decay_samples, NULL, 1,
           "the same in samples, with --train-samples; default: train-samples"),
     COUNT("lr-wsd-decay-iters", FREE | IN_ITERS | NEEDS_WSD, lr_wsd_decay_iters, NULL, 1,
-          "WSD: length of the final decay to min-lr, within --lr-decay-iters"),
+          "length of the final decay of WSD to min-lr, within --lr-decay-iters"),
     COUNT("lr-wsd-decay-samples", FREE | IN_SAMPLES | NEEDS_WSD, lr_wsd_decay_samples, NULL, 1,
           "the same in samples, with --train-samples"),
     CHOICE("lr-wsd-decay-style", SCHEDULE | NEEDS_WSD, WsdStyle, lr_wsd_decay_style, "exponential",
-           "exponential|linear|cosine|minus_sqrt", "WSD: shape of the final decay"),
+           "exponential|linear|cosine|minus_sqrt", "shape of the final decay of WSD"),
     REAL("lr-warmup-fraction", FREE, lr_warmup_fraction, NULL, 0, 1,
          "linear warm-up over this fraction of the decay"),
     COUNT("lr-warmup-iters", FREE | IN_ITERS, lr_warmup_iters, "0", 0, "linear warm-up in iterations"),
@@ -170,7 +171,7 @@ static const Option table[] = {
            "decay rate of Adam's second moment"),
     SINGLE("adam-eps", FREE, adam_eps, "1e-8", OPTION_ABOVE_ZERO, 1, "epsilon in Adam's denominator"),
     SINGLE("clip-grad", FREE, clip_grad, "1.0", 0, OPTION_ANY,
-           "clip the gradient norm to this; 0: neither clip nor compute the norm"),
+           "clip the gradient norm to X; 0: neither clip nor compute the norm"),
     USED("override-opt_param-scheduler", FREE, bool, OPTION_FLAG, override_opt_param_scheduler, "false",
          .alias = "override-opt-param-scheduler",
          .help = "on --load, use the command line's schedule instead of the checkpoint's"),
@@ -188,7 +189,8 @@ static const Option table[] = {
     WORDS("test-data-path", PATH, test_data_path, 0, "...", "shards for testing only, used in full"),
     TEXT("data-args-path", PATH, data_args_path, NULL, "PATH", "file that contains the value of --data-path"),
     TEXT("per-split-data-args-path", PATH, per_split_data_args_path, NULL, "PATH",
-         "JSON file with the values of the three flags above, as members \"train\", \"valid\" and \"test\""),
+         "JSON file with the shards for training, validation and testing, as members \"train\", \"valid\" "
+         "and \"test\""),
     REAL("mid-level-dataset-surplus", DATA, mid_level_dataset_surplus, NULL, OPTION_ABOVE_ZERO, 1e3,
          "number of samples requested from each shard of a weighted blend: ceil(ceil(samples x "
          "weight) x (1 + X)), as in megatron-core since 0.11 with 0.005. Default: ceil(samples "
@@ -197,7 +199,7 @@ static const Option table[] = {
     FLAG("mock-data", DATA, mock_data, "train on synthetic tokens, to measure speed; overrides --data-path"),
     CHOICE("tokenizer-type", LOADED | DATA, TokenizerType, tokenizer_type, "GPT2BPETokenizer",
            "GPT2BPETokenizer|Byte|HuggingFaceTokenizer|NullTokenizer",
-           "determines the vocabulary; Byte needs no files, NullTokenizer takes --vocab-size"),
+           "determines the vocabulary. Byte needs no files; NullTokenizer needs --vocab-size"),
     TEXT("tokenizer-model", LOADED | PATH, tokenizer_model, NULL, "PATH",
          "HuggingFaceTokenizer: path of tokenizer.json or its directory; byte-level BPE, such as Llama 3's"),
     TEXT("tokenizer-eod", LOADED, tokenizer_eod, NULL, "TOKEN",
@@ -236,17 +238,17 @@ static const Option table[] = {
          "GPUs only: treat groups of --gpus-per-node ranks on one machine as nodes that "
          "communicate through sockets; ranks may share GPUs"),
     CHOICE("node-exchange", FREE, NodeExchange, node_exchange, "auto", "auto|nccl|copies",
-           "GPUs only: how ranks of a node exchange gradients and weights: NCCL kernels, or copy engines, "
-           "which leave the SMs to the model. auto: copies where possible. Results are bitwise identical"),
+           "how GPUs of a node exchange gradients and weights. nccl: NCCL kernels. copies: copy engines, "
+           "which leave the SMs to the model. auto: copies if possible. Results are bitwise identical"),
     USED("data-parallel-sharding-strategy", FREE, Sharding, OPTION_CHOICE, sharding, "optim",
          .choices = "no_shard|optim|optim_grads|optim_grads_params", .value = "WORD",
          .help = "what data-parallel ranks shard. no_shard: nothing (plain data parallelism). optim: "
                  "optimizer state (ZeRO-1). optim_grads: also gradients (ZeRO-2). optim_grads_params: "
                  "also weights (ZeRO-3)"),
     CHOICE("shard-params-over", FREE | NEEDS_SHARDED_WEIGHTS, ShardScope, shard_scope, "node", "node|world",
-           "with optim_grads_params. node: weights are sharded within each node, and quantized "
-           "differences are sent between nodes. world: weights are sharded over all ranks and "
-           "gathered in every forward and backward, as in ZeRO-3"),
+           "ranks that share the weights with optim_grads_params. node: the ranks of each node; quantized "
+           "differences are sent between nodes. world: all ranks; weights are gathered in every forward and "
+           "backward, as in ZeRO-3"),
     FLAG("secondary-partition", FREE | NEEDS_WORLD_SHARDS, secondary_partition,
          "with --shard-params-over world: each node keeps the weights gathered in forward, so "
          "that backward gathers within the node (ZeRO++'s hpZ)"),
@@ -258,7 +260,8 @@ static const Option table[] = {
     FLAG("grad-reduce-in-bf16", FREE, grad_reduce_in_bf16,
          "send unquantized gradients as bf16; sums are computed in fp32"),
     REAL("distributed-timeout-minutes", FREE, distributed_timeout_minutes, "10", OPTION_ABOVE_ZERO, 1e9,
-         "end the job if a collective takes longer, or a rank makes no progress for this long"),
+         "end the job if a collective takes longer than X minutes, or if a rank makes no progress for that "
+         "long"),
     FLAG("no-overlap", FREE, no_overlap,
          "for debugging: run communication and computation one after the other on one stream; "
          "overrides --overlap-*"),
@@ -270,16 +273,16 @@ static const Option table[] = {
           LARGEST_GROUP, "weights per scale, a multiple of 32"),
     CHOICE("weight-quantization-method", FREE | NEEDS_QUANTIZED_WEIGHTS, WeightMethod,
            weight_quantization_method, "difference", "difference|direct|lossless",
-           "quantize weight differences (qWD) or the weights themselves (qW); lossless: encode "
-           "the differences of bf16 weights exactly"),
+           "difference: quantize weight differences (qWD). direct: quantize the weights (qW). lossless: "
+           "encode differences of bf16 weights exactly"),
     CHOICE("wq-rounding", FREE | NEEDS_QUANTIZED_WEIGHTS | NEEDS_WEIGHT_CODEC, int, wq_rounding, "nearest",
            "nearest|stochastic", "rounding of weights; the paper used stochastic"),
     FLAG("quantized-gradients", FREE, quantized_gradients,
          "quantize gradients for communication, in two levels (TLq)"),
     CHOICE("gradient-quantization-method", RESIDUAL | NEEDS_QUANTIZED_GRADIENTS, GradientMethod,
            gradient_quantization_method, "uniform", "uniform|eden",
-           "codec between nodes: uniform levels, or EDEN (a third of the error at 4 bits), with "
-           "groups of 256 and a random rotation"),
+           "codec between nodes. uniform: uniform levels. eden: a third of the error at 4 bits, with groups "
+           "of 256 and a random rotation"),
     BITS("gradient-quantization-bits-intra", FREE | NEEDS_QUANTIZED_GRADIENTS,
          gradient_quantization_bits_intra, "8", "bits per gradient sent within a node; 4 is the paper's ULq"),
     GROUP("gq-group-size-intra", FREE | NEEDS_QUANTIZED_GRADIENTS, gq_group_size_intra, "512",
@@ -310,14 +313,14 @@ static const Option table[] = {
 
     HEADING("Local steps"),
     INT("local-steps", FREE, local_steps, "1", 1, 1000000,
-        "train nodes independently and synchronize each layer every H steps (Streaming "
+        "train nodes independently and synchronize each layer every N steps (Streaming "
         "DiLoCo). 1: all ranks take every step together"),
     SINGLE("outer-lr", FREE, outer_lr, "1", 0, 1e3,
            "learning rate of the outer step, which synchronizes nodes"),
     SINGLE("outer-momentum", FREE, outer_momentum, "0.5", 0, OPTION_BELOW_ONE,
            "Nesterov momentum of the outer step"),
     INT("local-steps-delay", FREE, local_steps_delay, "0", 0, 999999,
-        "steps over which the exchange between nodes may overlap with training; less than H"),
+        "steps over which the exchange between nodes may overlap with training; less than --local-steps"),
     SINGLE("local-steps-mix", FREE, local_steps_mix, "0", 0, OPTION_BELOW_ONE,
            "fraction of a node's own master weights that it keeps at an outer step; 0: none"),
     HEADING("Memory and determinism"),
@@ -349,7 +352,7 @@ static const Option table[] = {
     FLAG("log-throughput", FREE, log_throughput, "log TFLOP/s per GPU"),
     FLAG("log-params-norm", FREE, log_params_norm, "log the norm of the weights"),
     FLAG("log-num-zeros-in-grad", FREE, log_num_zeros_in_grad, "log the number of zeros in the gradient"),
-    INT("timing-log-level", FREE, timing_log_level, "0", 0, 2, "0, 1 or 2: how many phases are timed"),
+    INT("timing-log-level", FREE, timing_log_level, "0", 0, 2, "level of detail of the phase times, 0 to 2"),
     CHOICE("timing-log-option", FREE, TimingLogOption, timing_log_option, "minmax", "max|minmax|all",
            "timers print the maximum, the minimum and maximum, or the times of all ranks"),
     COUNT("log-quantization-error-interval", FREE, log_quantization_error_interval, "0", 0,
@@ -405,7 +408,7 @@ static const Option table[] = {
     COUNT("exit-interval", FREE, exit_interval, NULL, 1,
           "save and exit when the iteration is a multiple of N"),
     REAL("exit-duration-in-mins", FREE, exit_duration_in_mins, NULL, OPTION_ABOVE_ZERO, 1e9,
-         "save and exit after this many minutes"),
+         "save and exit after X minutes"),
     CHOICE("on-nan", FREE, OnNan, on_nan, "abort", "abort|skip",
            "end the run if the loss or gradient is not finite, or skip the step"),
     NO_FLAG("no-check-for-nan-in-loss-and-grad", FREE, check_for_nan_in_loss_and_grad,
@@ -417,7 +420,7 @@ static const Option table[] = {
            "least 1 % of the loss. 0: off"),
     SINGLE("norm-spike-factor", FREE, norm_spike_factor, "10", 0, 1e9, "the same for the gradient norm"),
     COUNT("max-skipped-in-a-row", FREE, max_skipped_in_a_row, "20", 0,
-          "end the run after this many consecutive skipped steps; 0: never"),
+          "end the run after N consecutive skipped steps; 0: never"),
 
     HEADING("Instead of training"),
     FLAG("plan", FREE, plan,
@@ -440,7 +443,7 @@ static const Option table[] = {
          "TFLOP/s per GPU without communication, as --log-throughput prints on one GPU; 0: the --plan-gpu "
          "value"),
     FLAG("plan-measure", FREE, plan_measure,
-         "measure TFLOP/s of forward and backward on this machine's device: one rank, a few of "
+         "measure the TFLOP/s of forward and backward on this machine's device, with one rank and a few of "
          "the model's layers"),
     REAL("plan-step-ms", FREE, plan_step_ms, "0", 0, 1e12,
          "instead of --plan-gpu: milliseconds of forward and backward per step without "
@@ -469,7 +472,8 @@ static const Option table[] = {
     IDLE_FLAGS("tp-comm-overlap", "no-async-tensor-model-parallel-allreduce no-overlap-p2p-communication",
                "only affects scheduling, not results"),
     IDLE_FLAG("distribute-saved-activations", "--sequence-parallel splits activations"),
-    IDLE_FLAG("no-scatter-gather-tensors-in-pipeline", "--sequence-parallel splits what stages send"),
+    IDLE_FLAG("no-scatter-gather-tensors-in-pipeline",
+              "--sequence-parallel splits the activations that stages send"),
     IDLE_FLAG("no-delay-grad-reduce", "a bucket is reduced as soon as its gradients are complete"),
     IDLE_FLAGS("align-grad-reduce", "no-align-grad-reduce",
                "every stage reduces as soon as its gradients are complete"),
@@ -552,9 +556,9 @@ static const Option table[] = {
     REFUSED("rotary-seq-len-interpolation-factor", "position interpolation is not supported; drop the flag"),
     REFUSED("no-position-embedding", "use --position-embedding-type rope, or learned positions"),
     REFUSED("squared-relu", "squared ReLU is not supported; use GELU (tanh approximation) or --swiglu"),
-    REFUSED("no-bias-gelu-fusion",
-            "in Megatron-LM it selects the exact GELU, but only the tanh approximation is "
-            "supported; drop the flag"),
+    REFUSED(
+        "no-bias-gelu-fusion",
+        "selects the exact GELU in Megatron-LM, but only the tanh approximation is supported; drop the flag"),
     REFUSED("apply-layernorm-1p", "LayerNorm gains are stored directly, not minus 1; drop the flag"),
     REFUSED("init-method-xavier-uniform", "initial weights are normal with --init-method-std; drop the flag"),
     REFUSED("data-parallel-random-init", "all ranks must start from the same weights; drop the flag"),

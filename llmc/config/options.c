@@ -89,8 +89,8 @@ static bool read_quoted(Cursor *cursor, char *word, size_t *length, Error *err) 
     return true;
 }
 
-// Reads the word at the cursor, which is not at a blank. word is as large as the file.
-// quoted_first: the word starts with a quote or a backslash.
+// Reads the word at the cursor, which must not be at white space, into `word`, which can hold the
+// whole file. quoted_first: the word starts with a quote or a backslash.
 static bool read_word(Cursor *cursor, char *word, size_t *length, bool *quoted_first, Error *err) {
     *length = 0;
     *quoted_first = *cursor->at == '"' || *cursor->at == '\'' || *cursor->at == '\\';
@@ -245,8 +245,8 @@ static int edit_distance(const char *known, const char *name, size_t length) {
     return row[columns];
 }
 
-// Returns the known name nearest to an unknown one by edit distance, preferring names that it
-// abbreviates. NULL if none is within a third of the longer name's length.
+// Returns the name in the table that is nearest to an unknown name by edit distance, preferring
+// names that start with it. NULL if the distance is more than a third of the longer name's length.
 static const char *nearest_name(const Option *table, int rows, const char *name, size_t length) {
     const char *best = NULL;
     int least = 0;
@@ -328,7 +328,7 @@ static bool out_of_range(const Option *row, const char *word, Error *err) {
                      say_why ? row->help : "");
 }
 
-// Error for a number in range that becomes invalid when rounded to float32.
+// Sets the error for a number that is out of range once it is rounded to float32.
 static bool unusable_single(const Option *row, const char *word, double used, Error *err) {
     char range[176];
     describe_range(row, range, sizeof range);

@@ -25,8 +25,8 @@ Schedule schedule_from_config(const Config *config) {
     return schedule;
 }
 
-// Fraction of lr - min_lr in the final decay of a WSD schedule, from 1 to 0. ratio: position in
-// that decay.
+// Returns the fraction of lr - min_lr that is left in the final decay of a WSD schedule. ratio:
+// position in that decay, from 0 to 1.
 static double wsd_weight(WsdStyle style, double ratio) {
     switch (style) {
         case WSD_LINEAR: return 1 - ratio;
@@ -37,7 +37,7 @@ static double wsd_weight(WsdStyle style, double ratio) {
     return 2 * pow(0.5, ratio) - 1;
 }
 
-// Fraction of lr - min_lr between warm-up and the end of the decay.
+// Returns the fraction of lr - min_lr that is left between the warm-up and the end of the decay.
 static double decay_weight(const Schedule *s, double samples) {
     if (s->style == LR_WSD) {
         double into = samples - (s->decay_samples - s->wsd_samples);  // as in Megatron, unaffected by warm-up

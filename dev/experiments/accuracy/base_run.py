@@ -103,7 +103,7 @@ def make(options, settings, points):
               os.path.join(raw_folder(options), "trunk"), description_path(options), settings, {})
     with claimed(job.raw) as free:
         if not free:
-            raise StudyError(5, "another process is training the base run")
+            raise StudyError(5, "another process is training the base run; wait for it, or stop it")
         code = train(options, job, keep=True)
     if code:
         raise StudyError(1, f"base run: exit code {code}: {output_tail(job.raw)}")
