@@ -24,7 +24,7 @@ typedef struct HfKey {
 // A key of config.json with a fixed set of supported values.
 typedef struct HfFixed {
     const char *key, *values;  // "first|second"; exports write the first
-    const char *why;           // reason: the trainer supports no other value
+    const char *why;           // why the trainer supports no other value
     bool written;
     bool needed;  // required, because transformers has another default
 } HfFixed;

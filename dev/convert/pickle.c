@@ -24,7 +24,7 @@ typedef struct Machine {
     size_t *marks, mark_count;  // stack depths
     PickleValue **memo;
     size_t memo_count;
-    size_t values, places;  // values created so far; limit: PICKLE_MOST_VALUES
+    size_t values, places;  // values, and references to them, so far; limit of each: PICKLE_MOST_VALUES
     bool done;
 } Machine;
 

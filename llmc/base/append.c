@@ -41,7 +41,7 @@ void append_end_line(Append *file) {
     if (pread(file->fd, &last, 1, info.st_size - 1) == 1 && last != '\n') append_record(file, "\n", 1);
 }
 
-enum { QUIET_SECONDS = 60 };  // after a slow reader blocked a record, don't wait for it for this long
+enum { QUIET_SECONDS = 60 };  // writes don't wait for a slow reader for this long
 
 // Writes to a pipe or terminal, waiting up to half a second for its reader. Returns false with
 // errno.

@@ -8,7 +8,7 @@ typedef struct Append {
     int fd;              // -1: closed
     char *path;          // for messages
     bool failing;        // the last record could not be written, and a warning was printed
-    double quiet_until;  // monotonic_seconds() until which a slow reader is not waited for
+    double quiet_until;  // time before which writes don't wait for a slow reader (monotonic_seconds)
     bool torn;           // a pipe received only part of the last record
 } Append;
 

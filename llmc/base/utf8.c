@@ -9,7 +9,7 @@
 typedef struct LeadByte {
     size_t length;       // length of the character; 0 if the byte cannot start one
     uint8_t low, high;   // range of the second byte
-    uint32_t high_bits;  // the lead byte's payload
+    uint32_t high_bits;  // payload bits of the first byte
 } LeadByte;
 
 static LeadByte lead_byte(uint8_t b) {

@@ -56,7 +56,7 @@ typedef struct ManifestFile {
     char *folder, *name;
     uint64_t bytes, xxh3;  // size and hash of the whole file
     uint64_t data_bytes;   // size of the slices, at the end of the file
-    int first, count;      // slices of this file
+    int first, count;      // range of this file's slices in Manifest.slices
 } ManifestFile;
 
 typedef struct Manifest {

@@ -90,7 +90,7 @@ typedef struct Config {
     int num_layers_per_virtual_pipeline_stage;                     // 0: one chunk per stage
     bool sequence_parallel;  // LayerNorms and residuals are split by tokens; false with T = 1
     int gpus_per_node;       // ranks per node; 0: detect hosts
-    bool emulate_nodes;      // NCCL treats them as separate machines
+    bool emulate_nodes;      // treat groups of gpus_per_node ranks as separate machines
     NodeExchange node_exchange;
     bool use_distributed_optimizer, overlap_grad_reduce, overlap_param_gather, no_overlap,
         grad_reduce_in_bf16;
@@ -145,7 +145,8 @@ typedef struct Config {
     const char *save, *load;
     int64_t save_interval, exit_interval;
     bool async_save;
-    int64_t keep_last_checkpoints, keep_checkpoint_interval;  // each 0: keep all; keep only the last
+    int64_t keep_last_checkpoints,
+        keep_checkpoint_interval;  // number to keep, 0: all | also keep multiples of this, 0: none
     double exit_duration_in_mins;
     bool exit_on_missing_checkpoint, finetune, no_load_optim, no_save_optim;
     OnNan on_nan;

@@ -28,7 +28,7 @@ typedef struct Difference {
     char key[OPTION_KEY_BYTES], was[EXCERPT_BYTES], is[EXCERPT_BYTES];
 } Difference;
 
-// Copies as much of the text as fits, from shortly before byte `at`.
+// Copies as much of the text as fits, starting shortly before byte `at`.
 static void excerpt(const char *text, size_t at, char out[EXCERPT_BYTES]) {
     enum { BEFORE = 24 };
     bool cut = strlen(text) >= EXCERPT_BYTES && at > BEFORE;

@@ -249,7 +249,7 @@ void device_libraries(char *text, size_t bytes) {
 }
 
 void device_memory(const Device *device, size_t *free_bytes, size_t *total_bytes) {
-    cuda_check(device->site, cudaMemGetInfo(free_bytes, total_bytes), "asking for the GPU's free memory");
+    cuda_check(device->site, cudaMemGetInfo(free_bytes, total_bytes), "querying the GPU's free memory");
 }
 
 size_t device_share(const Device *device, int sharers) {
@@ -333,7 +333,7 @@ static Stream *create_stream(Device *device, const char *name, int priority) {
     stream->device = device;
     stream->name = name;
     cuda_check(device->site, cudaStreamCreateWithPriority(&stream->handle, cudaStreamNonBlocking, priority),
-               "making a stream");
+               "creating a stream");
     nvtxNameCudaStreamA(stream->handle, name);
     return stream;
 }
@@ -343,7 +343,7 @@ Stream *stream_create(Device *device, const char *name) { return create_stream(d
 Stream *stream_create_urgent(Device *device, const char *name) {
     int lowest = 0, highest = 0;
     cuda_check(device->site, cudaDeviceGetStreamPriorityRange(&lowest, &highest),
-               "asking for the streams' priorities");
+               "querying the stream priorities");
     return create_stream(device, name, highest);
 }
 
@@ -369,7 +369,7 @@ void stream_synchronize(Stream *stream) {
 static Event *create_event(Device *device, unsigned flags) {
     Event *event = (Event *)xcalloc(1, sizeof *event, "an event");
     event->device = device;
-    cuda_check(device->site, cudaEventCreateWithFlags(&event->handle, flags), "making an event");
+    cuda_check(device->site, cudaEventCreateWithFlags(&event->handle, flags), "creating an event");
     return event;
 }
 
@@ -420,7 +420,7 @@ double event_elapsed_ms(Event *start, Event *stop) {
     event_synchronize(start);
     event_synchronize(stop);
     cuda_check(stop->device->site, cudaEventElapsedTime(&ms, start->handle, stop->handle),
-               "reading the time between two events");
+               "measuring the time between two events");
     return ms;
 }
 
@@ -435,7 +435,7 @@ static void staging_create(Stream *stream) {
         cuda_check(stream_site(stream), cudaHostAlloc(&slot->pinned, STAGING_BYTES, cudaHostAllocDefault),
                    "allocating pinned memory");
         cuda_check(stream_site(stream), cudaEventCreateWithFlags(&slot->free, cudaEventDisableTiming),
-                   "making an event");
+                   "creating an event");
     }
 }
 

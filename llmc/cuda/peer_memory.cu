@@ -69,7 +69,7 @@ static bool make_offer(const PeerMemory *n, void *memory, size_t bytes, Offer *o
     size_t whole = 0;
     memset(offer, 0, sizeof *offer);
     if (bytes < sizeof offer->mark) {
-        return error_set(err, EXIT_ENVIRONMENT, "a shared memory range has %zu bytes; it needs at least %zu",
+        return error_set(err, EXIT_ENVIRONMENT, "a shared memory range has %zu bytes, but needs at least %zu",
                          bytes, sizeof offer->mark);
     }
     if (n->address_range(&base, &whole, (CUdeviceptr)memory) != CUDA_SUCCESS) {
@@ -94,8 +94,9 @@ static void close_region(Region *region) {
 static bool reach(Region *region, const Offer *offer, int r, Error *err) {
     uint64_t mark = 0;
     if (offer->bytes != region->bytes) {
-        return error_set(err, EXIT_ENVIRONMENT, "rank %d of the node shares %zu bytes, this rank shares %zu",
-                         r, (size_t)offer->bytes, region->bytes);
+        return error_set(err, EXIT_ENVIRONMENT,
+                         "rank %d of the node shares %zu bytes, but this rank shares %zu", r,
+                         (size_t)offer->bytes, region->bytes);
     }
     cudaError_t done = cudaIpcOpenMemHandle(&region->mapped[r], offer->handle,
                                             cudaIpcMemLazyEnablePeerAccess);
@@ -229,8 +230,8 @@ static bool can_share(PeerMemory *n, int pieces, Error *err) {
     } else if (!n->batch || !n->address_range) {
         ok = error_set(err, EXIT_ENVIRONMENT, "the CUDA driver has no cuStreamBatchMemOp; update the driver");
     } else if (pieces > COMM_PIECES || peer_memory_sharing(n)) {
-        ok = error_set(err, EXIT_ENVIRONMENT, "%d memory ranges cannot be shared; the limit is %d", pieces,
-                       COMM_PIECES);
+        ok = error_set(err, EXIT_ENVIRONMENT, "%d memory ranges are too many to share; the limit is %d",
+                       pieces, COMM_PIECES);
     }
     return peers_agree(n->node, ok, err, NULL);
 }

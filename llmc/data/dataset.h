@@ -19,7 +19,7 @@ typedef struct GptDataset {
     int64_t tokens_per_epoch;
     int64_t epochs;
     bool separate_final_epoch;
-    int64_t samples_before_final;  // samples before a separate final epoch, which are shuffled apart
+    int64_t samples_before_final;  // number of samples before a separate final epoch; shuffled separately
     int64_t documents;             // (end - first) * epochs
     int64_t samples;               // all complete samples of the epochs, at least as many as requested
     int32_t *document_index;       // (documents) sequence ids

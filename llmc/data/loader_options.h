@@ -10,7 +10,7 @@ typedef struct DataPath {
 } DataPath;
 
 typedef struct LoaderOptions {
-    DataPath data_path;           // one blend, divided by split; or empty, with
+    DataPath data_path;           // one blend, divided by `split`; empty if split_path is used
     DataPath split_path[SPLITS];  // one blend per split, each used in full
     const char *split;            // "969, 30, 1"
     bool mock_data;               // Megatron's synthetic samples, unlimited; paths are ignored

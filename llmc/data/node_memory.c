@@ -11,7 +11,7 @@ typedef struct Block {
     void *memory;
     size_t bytes;
     bool shared;  // one copy per node; false: one per rank
-    bool filled;  // copies only: already broadcast
+    bool filled;  // for copies: already broadcast
     struct Block *next;
 } Block;
 

@@ -25,7 +25,7 @@ typedef struct TokenizerChoice {
     const char *vocab_file, *merge_file;  // GPT2_BPE
     const char *model;                    // HUGGING_FACE: tokenizer.json or its directory
     const char *eod_token;    // HUGGING_FACE: text of the EOD token; NULL: default, see tokenizer_json.h
-    int64_t null_vocab_size;  // NULL: number of ids without EOD
+    int64_t null_vocab_size;  // TOKENIZER_NULL: number of ids without EOD
 } TokenizerChoice;
 
 typedef struct Tokenizer Tokenizer;  // immutable after opening, shared by threads
