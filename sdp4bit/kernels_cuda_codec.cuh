@@ -289,10 +289,11 @@ template <Codec CODEC, int N> DEV_FN void decode_raw(float (&x)[N], const Raw<CO
     }
 }
 
-// A faster path for scales below SMALL_SCALE. decode_biased puts code + SIGN at bit 16 of a float whose last place is 2^-149, so u = (code + SIGN) * 2^-133. (Nibbles in the upper
-// half of a byte are 16 times larger.) scale_biased computes x = u * (scale * 2^133) - SIGN * scale
-// as one fused operation, which rounds code * scale once, as a multiplication would. -0 cannot
-// occur, because a scale of 0 has only zero codes.
+// A faster path for scales below SMALL_SCALE. decode_biased puts code + SIGN at bit 16 of a float
+// whose last place is 2^-149, so u = (code + SIGN) * 2^-133. (Nibbles in the upper half of a byte
+// are 16 times larger.) scale_biased computes x = u * (scale * 2^133) - SIGN * scale as one fused
+// operation, which rounds code * scale once, as a multiplication would. -0 cannot occur, because a
+// scale of 0 has only zero codes.
 #define SMALL_SCALE 0.03125f
 // Returns word ^ mask. The compiler cannot move the inline assembly past later shifts and masks.
 DEV_FN uint32_t flip_once(uint32_t word, uint32_t mask) {

@@ -7,7 +7,7 @@
 LLMC_BEGIN
 
 // Ends the job (EXIT_COMMUNICATION) unless rc is MPI_SUCCESS. One rank prints "<what> <where>
-// failed: ...". Requires a communicator that returns errors, like those of a Launch.
+// failed: ...". Requires a communicator that returns errors, like the communicators of a Launch.
 void mpi_check(const Site *site, int rc, const char *what, const char *where);
 
 // A communicator with a time limit, so that a dead rank ends the job instead of blocking it.
