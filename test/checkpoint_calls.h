@@ -1,11 +1,11 @@
-// Sequences of checkpoint.h calls, as made by saver.c and train_gpt.c, in one call for tests.
-// Collective if the underlying calls are.
+// Test helpers that combine the checkpoint.h calls which saver.c and train_gpt.c make. Each is
+// collective if the calls that it makes are.
 #pragma once
 #include <stdlib.h>
 
 #include "llmc/checkpoint/checkpoint.h"
 
-// Performs a complete save.
+// Saves a checkpoint.
 static inline bool save_whole(const CheckpointSave *save, Error *err) {
     CheckpointJob *job = checkpoint_begin(save, err);
     bool done = false, ok = job != NULL;
@@ -14,7 +14,8 @@ static inline bool save_whole(const CheckpointSave *save, Error *err) {
     return ok;
 }
 
-// Allocates host memory for exactly the slices of a save. The caller frees it.
+// Allocates staging memory in host memory, exactly large enough for the slices. The caller frees
+// it.
 static inline void take_staging(CheckpointSave *save) {
     save->staging_bytes = 0;
     for (int i = 0; i < save->slice_count; i++) {
@@ -24,7 +25,7 @@ static inline void take_staging(CheckpointSave *save) {
     save->staging = xmalloc((size_t)save->staging_bytes + 1, "a test");
 }
 
-// Index in the whole tensor of element e of these columns.
+// Converts index e in a range of columns to the index in the unsplit tensor.
 static inline int64_t whole_element(const Tensor *tensor, Columns columns, int64_t e) {
     int64_t all = tensor->whole[1], count = columns.count ? columns.count : all;
     return e / count * all + columns.first + e % count;

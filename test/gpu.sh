@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Runs all GPU tests on this machine: the device layer, GEMMs, collectives, every op against the CPU
-# backend, every kernel of the exact regime bit for bit, and whole training runs against the CPU
-# program and against each other. If mpirun is installed, it also runs multi-rank tests, with up to
-# four ranks per GPU, in every shape of nodes that the GPUs allow: against the one-process
-# simulator, with and without overlap, tensor and pipeline parallelism against one rank, and every
-# sharding strategy against optim. Ends with a short run under compute-sanitizer.
+# Runs all GPU tests on this machine:
+#   - device layer, GEMMs and collectives
+#   - every op against the CPU backend, and every kernel of the exact regime bit for bit
+#   - whole training runs against the CPU program and against each other
+#   - with mpirun, several ranks (up to four per GPU) in every shape of nodes that the GPUs allow:
+#     against the single-process simulator, with and without overlap, tensor and pipeline
+#     parallelism against one rank, and every sharding strategy against optim
+#   - a short run under compute-sanitizer
 #
-# Builds first, unless --no-build is given (for programs copied from another machine: uses $BUILD
-# and $CPU_BUILD as they are). Prints "N passed, N failed, N skipped" at the end.
+# Builds first, unless --no-build is given (for programs in $BUILD and $CPU_BUILD that were copied
+# from another machine). Prints "N passed, N failed, N skipped" at the end.
 #
 #   test/gpu.sh [--no-build] [--no-sanitizer] [--part PART]...
 #
@@ -17,7 +19,7 @@
 #          shapes     ranks in every shape of nodes
 #          layouts    tensor, sequence and pipeline parallelism against one rank
 #          sharding   sharding strategies and optimizer offload against optim
-#          promises   scripts of docs/promises.md: resume, NaN, spikes, signals, offload, bit flips
+#          promises   scripts of docs/promises.md on GPUs: resume, NaN, spikes, signals, bit flips
 #          exact      the exact regime and collectives in every shape
 #          sanitizer  compute-sanitizer
 # shellcheck source-path=SCRIPTDIR source=../scripts/common.sh
@@ -80,9 +82,8 @@ counted() {
         else echo "$name: ${p:-0} passed, ${f:-0} failed"; fi
 }
 
-# Exact regime: compares the hashes of all results line by line. like_cpu FILE WHAT FLAGS...: runs
-# kernels_dump with these flags on both backends. The CPU results are read from $CPU_BUILD/FILE if
-# it exists.
+# like_cpu FILE WHAT FLAGS...: runs kernels_dump with these flags on both backends and compares the
+# hashes of all results. Reads the CPU's results from $CPU_BUILD/FILE if it exists.
 like_cpu() {
     local file=$1 what=$2 lines differ
     shift 2
@@ -108,8 +109,8 @@ check_ops() {
     counted test_comm_gpu "$BUILD/test/gpu/test_comm_gpu"
     counted ops_invariants "$BUILD/test/gpu/ops_invariants"
 
-    # Every op is compared with the CPU backend in fp32, with an error bound taken from the CPU
-    # backend in bf16. The CPU results are read from $CPU_BUILD if they were copied there.
+    # Compares every op with the CPU backend in fp32. The error bound is the error of the CPU
+    # backend in bf16. Reads the CPU's results from $CPU_BUILD if they were copied there.
     for kind in bf16 fp32; do
         program=$CPU_BUILD/test/ops_dump
         [ $kind = fp32 ] && program=$CPU_BUILD/fp32/test/ops_dump
@@ -122,8 +123,8 @@ check_ops() {
             "$work/gpu"
     done
 
-    # Compares one layer of the 125M model, forward and backward, with PyTorch in fp32, with an
-    # error bound taken from PyTorch in bf16.
+    # Compares forward and backward of one layer of the 125M model with PyTorch in fp32. The error
+    # bound is the error of PyTorch in bf16.
     if "${PYTHON:-python3}" -c 'import torch, numpy' 2>/dev/null; then
         for mode in "" --deterministic; do
             counted "gradients of a real layer against PyTorch $mode" "${PYTHON:-python3}" \
@@ -138,13 +139,16 @@ check_ops() {
                 dev/ref/llama_gradients.py "$BUILD/test/gpu/layer_dump" $mode
         done
     else
-        skip "gradients of a Llama against Hugging Face's" "no transformers for ${PYTHON:-python3}"
+        skip "gradients of a Llama against Hugging Face" "no transformers for ${PYTHON:-python3}"
     fi
 
     like_cpu kernels.txt "kernels"
-    # Large buckets, so that each worker of a large GPU processes several tiles: SDP4Bit in groups
-    # of 128, three sources, the paper's groups with stochastic rounding everywhere, 4 bits on both
-    # hops without Hadamard, and bf16 gradients with weight differences.
+    # Buckets so large that each block of threads of a large GPU processes several tiles.
+    # Configurations:
+    #   0        SDP4Bit in groups of 128
+    #   4        three sources
+    #   1, 5, 16 the paper's groups with stochastic rounding, 4 bits on both hops without Hadamard,
+    #            bf16 gradients with weight differences
     like_cpu kernels_large.txt "kernels on a large bucket" --case 0 --values 300000000
     like_cpu kernels_large_4.txt "kernels on a large bucket, configuration 4" --case 4 --values 300000000
     for case in 1 5 16; do like_cpu kernels_large_$case.txt "kernels on a large bucket, configuration $case" \
@@ -157,7 +161,7 @@ model=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 256
     --lr 1e-3 --lr-warmup-iters 2 --train-iters 20 --log-interval 5 --eval-iters 0 --bf16 \
         --use-distributed-optimizer --mock-data
     --tokenizer-type NullTokenizer --vocab-size 1000 --hidden-dropout 0 --attention-dropout 0)
-# run NAME PROGRAM FLAGS...: its losses and norms in $work/NAME.
+# run NAME PROGRAM FLAGS...: trains and writes losses and norms to $work/NAME.
 run() {
     local name=$1 program=$2
     shift 2
@@ -196,7 +200,7 @@ check_runs() {
     planned recomputed --deterministic-mode --recompute-granularity full
     planned dropped --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
     same "deterministic mode is bitwise reproducible" once twice
-    # A profiler must see every phase at least once per step, the end of each range, and the names
+    # A profiler must see a range for every phase in each step, the end of each range, and the names
     # of streams.
     rm -f "$work/names"
     NVTX_INJECTION64_PATH=$(realpath "$BUILD/test/gpu/profile_names.so") PROFILE_NAMES=$work/names run \
@@ -211,9 +215,9 @@ check_runs() {
     same "selective recomputation is bitwise identical" once selective
     same "dropout is reproducible bitwise" dropped dropped_again
     same "quantization flags change nothing on one GPU" once quantized
-    # The CPU program's losses differ slightly: bf16 rounds differently in some places, and 20 steps
-    # at a high learning rate amplify the differences. The norm of the first step shows whether the
-    # gradients agree.
+    # The CPU program's losses differ slightly, because some kernels round to bf16 elsewhere, and 20
+    # steps at a high learning rate amplify the differences. The norm of the first step shows
+    # whether the gradients agree.
     if python3 - "$work/cpu" "$work/once" <<'END'
 import json, sys
 cpu, gpu = ([json.loads(line) for line in open(path)] for path in sys.argv[1:])
@@ -237,7 +241,7 @@ fits() {
         [ $(($2 % gpus)) -eq 0 ]; }; }
 }
 # trained NAME NODES PER_NODE FLAGS...: trains and writes iteration, loss and norm of every step to
-# $work/NAME. Fails if a replica was repaired or rank 0 allocated other memory than planned.
+# $work/NAME. Fails if a replica was repaired or if rank 0's memory does not match the plan.
 trained() {
     local name=$1 nodes=$2 per_node=$3 emulate=()
     shift 3
@@ -255,7 +259,7 @@ trained() {
         { not_ok "$name" "memory is not as planned: $(grep -m 1 '"kind":"memory"' "$work/jsonl")"; return 1; }
 }
 # overlapped NAME NODES PER_NODE FLAGS...: checks that --no-overlap changes no loss or norm. Returns
-# an error only if a run failed, because then there are no losses to compare.
+# an error only if a run failed; the caller then has no losses to compare.
 overlapped() {
     local name=$1 nodes=$2 per_node=$3
     shift 3
@@ -270,8 +274,8 @@ overlapped() {
     else not_ok "$nodes x $per_node ranks, $name" \
         "with and without overlap differ: $(diff "$work/overlap" "$work/serial" | sed -n '2p')"; fi
 }
-# through_nccl NODES PER_NODE: checks that NCCL gives the same losses as copies between the GPUs of
-# a node. Compares with the last run of `overlapped`.
+# through_nccl NODES PER_NODE: checks that NCCL inside nodes gives the same losses as peer copies,
+# which the last run of `overlapped` used.
 through_nccl() {
     if ! grep -q "fetched by the GPUs' copy engines" "$work/log"; then skip "$1 x $2 ranks, copies" \
         "$(grep -m 1 -o 'intra-node messages use NCCL.*' "$work/log")"; return; fi
@@ -292,7 +296,7 @@ on_ranks() {
     if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then not_ok "$name" "exit code $rc: $(tail -n 1 "$work/log")"; \
         else echo "$name: $p passed, $f failed"; fi
 }
-# promised SCRIPT: runs test/SCRIPT.sh, which scripts/test.sh runs on CPU ranks, on GPUs.
+# promised SCRIPT: runs test/SCRIPT.sh on GPUs. (scripts/test.sh runs it on CPU ranks.)
 promised() {
     local rc p f s
     DEVICE=gpu BUILD=$BUILD timeout -k 5 900 bash "test/$1.sh" >"$work/promised" 2>&1 </dev/null
@@ -306,7 +310,7 @@ promised() {
         "test/$1.sh on GPUs: $p passed, $f failed, $s skipped"; fi
 }
 # ended NAME SIGNAL CODE WORDS: sends SIGNAL to one of two ranks during training. The job must end
-# within the limit with this exit code and a line that contains WORDS.
+# within the time limit with exit code CODE and a line that contains WORDS.
 ended() {
     local name=$1 signal=$2 code=$3 said=$4 shape=(--gpus-per-node 2) job rc ours pid=''
     [ "$gpus" -ge 2 ] || shape=(--gpus-per-node 1 --emulate-nodes)
@@ -319,8 +323,8 @@ ended() {
         if grep -q '^ iteration  *10/' "$work/log" || ! kill -0 $job 2>/dev/null; then break; fi
         sleep 0.1
     done
-    # Finds the rank by an environment variable that only this job has: other runs of the program
-    # may be training on this machine.
+    # Finds the rank by an environment variable of this job, because other runs of the program may
+    # be training on this machine.
     mapfile -t ours < <(grep -lzxF "SDP4BIT_TEST_FOLDER=$work" /proc/[0-9]*/environ 2>/dev/null)
     [ ${#ours[@]} -eq 0 ] ||
         pid=$(grep -lzx OMPI_COMM_WORLD_RANK=1 "${ours[@]}" 2>/dev/null | cut -d / -f 3 | head -n 1)
@@ -342,7 +346,7 @@ check_shapes() {
         read -r nodes per_node <<<"$shape"
         if overlapped SDP4Bit "$nodes" "$per_node" "${sdp4bit[@]}" &&
             [ "$per_node" -gt 1 ]; then through_nccl "$nodes" "$per_node"; fi
-        # Other gradient formats: on a shape with both hops, and on one for each hop alone.
+        # Tests other gradient formats on one shape with both hops and on shapes with a single hop.
         case $shape in "1 2" | "2 1" | "2 2") overlapped "bf16 gradients" "$nodes" "$per_node" \
             --grad-reduce-in-bf16 --gradient-alltoall-pipeline 3 ;; esac
         case $shape in
@@ -372,9 +376,8 @@ check_promises() {
     done
 }
 
-# learned NAME NODES PER_NODE FLAGS...: checks that every loss is within 1 % of the run "one rank",
-# and the first norm within 5 %. At a higher learning rate the noise of 4 bits alone would exceed 1
-# %.
+# learned NAME NODES PER_NODE FLAGS...: checks that every loss is within 1 % of the run "one rank"
+# and the first norm within 5 %. At a higher learning rate 4-bit noise alone would exceed 1 %.
 slowly=(--train-iters 20 --lr 3e-4)
 learned() {
     local name=$1 far
@@ -385,7 +388,7 @@ learned() {
         NF == 6 && close_to($5, $2, 0.01) && (NR > 1 || close_to($6, $3, 0.05)) { same++; next }
         !told++ { printf "iteration, loss and norm of both: %s; ", $0 }
         END { if (same != 20) print same + 0 " of 20 steps agree" }')
-    if [ -z "$far" ]; then ok "$name: the losses of one rank"; else not_ok "$name: the losses of one rank" \
+    if [ -z "$far" ]; then ok "$name: losses match one rank"; else not_ok "$name: losses match one rank" \
         "$far"; fi
 }
 
@@ -403,15 +406,15 @@ check_layouts() {
     learned "P 2" 1 2 "${pp2[@]}"
     learned "P 2 in chunks" 1 2 "${pp2[@]}" --num-layers-per-virtual-pipeline-stage 1
     learned "T 2, P 2, sequence parallel" 1 4 "${tp2[@]}" "${pp2[@]}" --sequence-parallel
-    # Two data-parallel ranks, so that gradients and weights are quantized.
+    # With two data-parallel ranks, gradients and weights are quantized.
     learned "T 2 on two nodes, SDP4Bit" 2 2 "${tp2[@]}" --sequence-parallel "${sdp4bit[@]}"
     learned "P 2 on two nodes, SDP4Bit" 2 2 "${pp2[@]}" "${sdp4bit[@]}"
     learned "T 2, P 2 on two nodes, SDP4Bit" 2 4 "${tp2[@]}" "${pp2[@]}" --sequence-parallel "${sdp4bit[@]}"
 }
 
-# Sharding and offload must not change a bit of any loss or norm in 20 steps. With one micro-batch
-# all strategies are compared with optim. With several they are compared with optim_grads, which
-# rounds after each micro-batch.
+# same_sharded: sharding and offload must not change losses and norms of 20 steps bitwise. The
+# reference is optim with one micro-batch per step, and optim_grads with several, because it reduces
+# and rounds after each micro-batch.
 direct=(--quantized-weights --weight-quantization-method direct --quantized-gradients
     --gradient-quantization-bits-intra 4)
 same_sharded() { # NODES PER_NODE REFERENCE STRATEGIES FLAGS...
@@ -426,7 +429,7 @@ same_sharded() { # NODES PER_NODE REFERENCE STRATEGIES FLAGS...
         # shellcheck disable=SC2086 # split on purpose
         trained "$name" "$nodes" "$per_node" --train-iters 20 --deterministic-mode \
             --verify-replicas-interval 5 "$@" $way || return
-        [ "$name" = "$reference" ] || same "$nodes x $per_node ranks, $name: the bits of $reference" \
+        [ "$name" = "$reference" ] || same "$nodes x $per_node ranks, $name: identical to $reference" \
             "$reference" "$name"
     done
 }
@@ -469,7 +472,7 @@ check_exact() {
 }
 
 # --- compute-sanitizer -----------------------------------------------------------------------
-# sanitize NAME TOOL PROGRAM FLAGS...
+# sanitize NAME TOOL PROGRAM FLAGS...: runs the program under a tool of compute-sanitizer
 sanitize() {
     local name=$1 tool=$2 rc
     shift 2
@@ -487,9 +490,8 @@ check_sanitizer() {
     sanitize "a training run" memcheck "$gpu" "${model[@]}" --train-iters 2 --lr-warmup-iters 0 \
         --hidden-dropout 0.1
     # racecheck (2025.3) crashes in programs that call cuBLASLt ("failed to handle a hardware
-    # exception"), even if it checks only this program's kernels. So these programs run only kernels
-    # that need no library. Not covered: cross-entropy, bias gradients and GELU', which only run
-    # between GEMMs.
+    # exception"), so these programs run only kernels that need no library. Cross-entropy, bias
+    # gradients and GELU' are not checked, because they only run between GEMMs.
     sanitize "kernels of the exact regime" racecheck "$BUILD/test/gpu/kernels_dump"
     sanitize "ops without a library" racecheck "$BUILD/test/gpu/ops_dump" "$work/gpu" --own-kernels
 }

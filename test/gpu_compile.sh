@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Compiles the GPU program and its tests on machines without a GPU: every CUDA source for every
-# architecture, and the C files of tests. Each file is one test. Called by scripts/test.sh.
+# Compiles the GPU program and its tests, also on machines without a GPU: every CUDA source for
+# every architecture, and the C files of tests. Each file is one test. Called by scripts/test.sh.
 #
 #   test/gpu_compile.sh BUILD-FOLDER [OPTIMIZED]
 #
 # Without OPTIMIZED it compiles without optimization, which finds the same errors in a third of the
-# time. Skips with the message of the Makefile if a library is missing: everything without NCCL or
-# cuDNN, one file without cudnn-frontend.
+# time. If a library is missing, skips with the Makefile's message: all files without NCCL or cuDNN,
+# one file without cudnn-frontend.
 # shellcheck source-path=SCRIPTDIR source=../scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
 set -u

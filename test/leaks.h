@@ -1,8 +1,7 @@
-// Leak detection in MPI test programs under AddressSanitizer. MPI never frees some of its startup
-// allocations, and unloads its modules before the check at exit, which then cannot name them. So
-// MPI_Init is excluded, MPI's other allocations are recognized by library names, and the check runs
-// before MPI_Finalize. Without the sanitizer the weak functions are null and nothing is checked.
-// Included by the file with main().
+// Leak detection in MPI test programs under AddressSanitizer. MPI never frees some allocations, so
+// MPI_Init is excluded, and other allocations of MPI are recognized by the names of its libraries.
+// The check runs before MPI_Finalize, which unloads these libraries. Without the sanitizer the weak
+// functions are null and nothing is checked. Included by the file with main().
 #pragma once
 #include <mpi.h>
 

@@ -1,5 +1,6 @@
 // Pseudo-random inputs of tests (splitmix64), identical on every machine and independent of the
-// program's generators. Reference results that test/gpu.sh carries between machines depend on them.
+// program's generators. Reference results that are copied to a GPU machine (test/gpu.sh) depend on
+// them.
 #pragma once
 #include <stdint.h>
 
@@ -14,7 +15,7 @@ static inline uint64_t random_u64(Random *r) {
     return z ^ (z >> 31);
 }
 static inline double random_uniform(Random *r) { return (double)(random_u64(r) >> 11) * 0x1p-53; }
-// Sum of four uniforms: mean 0, standard deviation 1, magnitude at most 3.5.
+// Scaled sum of four uniform numbers: mean 0, standard deviation 1, magnitude at most 3.5.
 static inline double random_normal(Random *r) {
     double sum = -2.0;
     for (int i = 0; i < 4; i++) sum += random_uniform(r);

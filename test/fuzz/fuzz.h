@@ -1,7 +1,8 @@
-// Shared by the fuzz targets. A target defines LLVMFuzzerTestOneInput for one parser of external
-// data: it parses hostile input, uses accepted values as the program would, and aborts if a promise
-// is broken. `make fuzz` links targets with libFuzzer, which searches for such inputs. Otherwise
-// replay.c runs the seeds and past failures. test/fuzz/run.sh starts both.
+// Shared by the fuzz targets. Each target defines LLVMFuzzerTestOneInput for one parser of external
+// data. It parses the input, uses accepted values as the program would, and aborts if a PROMISE is
+// broken. `make fuzz` links targets with libFuzzer, which searches for failing inputs. `make
+// fuzz-targets` links them with replay.c, which runs seeds and past failures. test/fuzz/run.sh
+// starts both.
 #pragma once
 #include <stdint.h>
 #include <stdio.h>
@@ -27,8 +28,8 @@ static inline void fuzz_check_error(const Error *err) {
     PROMISE(memchr(err->what, 0, sizeof err->what) && *err->what);
 }
 
-// Writes the bytes to file `name` in a directory of this process, which is removed at exit. Returns
-// the path.
+// Writes the bytes to file `name` in a temporary directory of this process, which is removed at
+// exit. Returns the path.
 const char *fuzz_folder(void);
 const char *fuzz_file(const char *name, const void *data, size_t bytes);
 
@@ -52,7 +53,7 @@ static inline void *fuzz_copy(const void *data, size_t bytes) {
     if (bytes) memcpy(copy, data, bytes);
     return copy;
 }
-// The same with a terminating zero.
+// Like fuzz_copy, with a terminating zero.
 static inline char *fuzz_text(const void *data, size_t bytes) {
     char *copy = (char *)xmalloc(bytes + 1, "an input");
     if (bytes) memcpy(copy, data, bytes);

@@ -1,4 +1,4 @@
-// Arguments stored in a checkpoint as JSON: compares them with this run's flags, for every flag
+// Arguments that a checkpoint stores as JSON. Compares them with this run's flags, under every flag
 // that controls the comparison, and builds the model that they describe.
 #include "dev/lib/saved_config.h"
 #include "test/fuzz/fuzz.h"
@@ -39,7 +39,7 @@ static void match(const char *json, const char *choice) {
     config_free(&config);
 }
 
-// Builds the model as the generate program does.
+// Builds the model like the program generate.
 static void use(const char *json) {
     Config config;
     Error err = {0};

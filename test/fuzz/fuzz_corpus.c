@@ -1,4 +1,4 @@
-// Input of preprocess_data, read as JSON lines, as plain text, and as a list of files.
+// Input of preprocess_data, which is read as JSON lines, as plain text, and as a list of files.
 #include "dev/lib/corpus.h"
 #include "test/fuzz/fuzz.h"
 
@@ -20,7 +20,7 @@ static void read_all(const char *path, bool plain_text, const uint8_t *data, siz
     corpus_close(corpus);
 }
 
-// Files of a list are only checked for existence.
+// Only checks that the listed files exist.
 static void read_list(const char *path) {
     Error err = {0};
     Corpus *corpus = corpus_open(NULL, 0, path, false, &err);

@@ -1,4 +1,4 @@
-// Files that list shards: --data-args-path (words) and --per-split-data-args-path (JSON).
+// Files that list token shards: --data-args-path (words) and --per-split-data-args-path (JSON).
 #include "llmc/data/data_args.h"
 #include "test/fuzz/fuzz.h"
 

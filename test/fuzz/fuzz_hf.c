@@ -1,8 +1,8 @@
-// A Hugging Face directory. The input is config.json, 0xFF, then a byte that selects the rest:
-//   I  an index of parts; the valid parts a.safetensors (GPT-2) and l.safetensors (Llama) exist
-//   R  a whole weights file
-//   otherwise the header of a weights file; its length is put before it and zeros after it
-// Reads every tensor of a model that is accepted. Saves nothing.
+// A Hugging Face directory. The input is config.json, 0xFF, and a byte that says what follows:
+//   I  an index of weight files; valid files a.safetensors (GPT-2) and l.safetensors (Llama) exist
+//   R  a complete weights file
+//   otherwise the header of a weights file, to which the target adds its length and zeros
+// If the model is accepted, reads all of its tensors.
 #include <unistd.h>
 
 #include "dev/convert/hf.h"
@@ -12,7 +12,7 @@
 
 enum { DATA_BYTES = 8192, MOST_TENSORS = 16 };
 
-// Models of the seeds and the names of their valid parts.
+// Models of the seeds and the names of their valid weight files.
 static const char GPT2[] =
     "{\"model_type\": \"gpt2\", \"n_layer\": 1, \"n_embd\": 8, \"n_head\": 1, \"n_inner\": 8,"
     " \"n_positions\": 4, \"vocab_size\": 8}";

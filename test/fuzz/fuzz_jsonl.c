@@ -1,4 +1,4 @@
-// A JSON line, from which the value of "text" is read.
+// Reads the value of "text" from a JSON line.
 #include "dev/lib/jsonl.h"
 #include "test/fuzz/fuzz.h"
 

@@ -8,7 +8,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint64_t bytes;
     fuzz_file(LINEAGE_NAME, data, size);
     PROMISE(lineage_read(fuzz_folder(), &lineage, &err));
-    // no directory has the name of a checkpoint
+    // There are no checkpoint directories, so all names come from the list.
     PROMISE(lineage.listed == (lineage.count > 0) && lineage.listed == !*lineage.damage);
     PROMISE(memchr(lineage.damage, 0, sizeof lineage.damage));
     for (int i = 0; i < lineage.count; i++) {

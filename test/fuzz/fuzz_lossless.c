@@ -1,7 +1,7 @@
 // A payload of losslessly coded weights from another rank. Byte 0 selects the number of weights,
-// byte 1 the old weights, byte 2 whether to correct the header, so that the data after it are
-// reached too. The decoder must not write outside the weights. Accepted payloads are encoded and
-// decoded again.
+// byte 1 the old weights. Byte 2 says whether the target corrects the header, because a random
+// header would not let the decoder reach the data. The decoder must not write outside the weights.
+// Accepted payloads are encoded and decoded again.
 #include "sdp4bit/kernels.h"
 #include "test/fuzz/fuzz.h"
 

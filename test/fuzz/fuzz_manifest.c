@@ -1,5 +1,5 @@
-// manifest.json of a checkpoint. Its last line is a hash of the text before it, which a mutation
-// cannot match. So the target parses the input both as it is and with the correct last line.
+// manifest.json of a checkpoint. Its last line is a hash of the text before it, which mutated
+// inputs do not match. So the target parses the input both unchanged and with a correct last line.
 #include <inttypes.h>
 #include <xxhash.h>
 

@@ -1,5 +1,5 @@
-// An argument file (@FILE), processed as by --plan: words, option table, derived fields, the memory
-// and communication plan, and the settings printed as text.
+// An argument file (@FILE), processed like by --plan: splits words, parses options, derives fields,
+// plans memory and communication, and prints the settings.
 #include <math.h>
 
 #include "llmc/config/config.h"
@@ -39,7 +39,7 @@ static void plan(const Config *c, const Mesh *mesh, FILE *out) {
     if (!plan_report(c, mesh, out, &err)) fuzz_check_error(&err);
 }
 
-// Same order as run_place: the layout first, because config_finish divides by T x P.
+// Checks the layout first, like run_place, because config_finish divides by T x P.
 static bool place(const Config *c, int ranks, Mesh *mesh) {
     Error err = {0};
     int *hosts = (int *)xcalloc((size_t)ranks, sizeof *hosts, "the host table");
@@ -65,10 +65,10 @@ static void finish(Config *c, FILE *out) {
     for (int64_t n = 0; n < 8; n++) PROMISE(config_global_batch_size(c, n * (c->total_samples / 8)) > 0);
     config_print(c, out);
     char *json = config_to_json(c), notes[64] = "";
-    // resumes its own checkpoint
+    // A run must accept its own checkpoint.
     PROMISE(config_match_checkpoint(c, json, notes, sizeof notes, &err) && !*notes);
     free(json);
-    // Lists of a plan grow with the layers; more layers only take longer.
+    // The lists of a plan grow with the number of layers, so large plans would only take longer.
     if (c->num_layers <= 64 && ranks <= 4096) plan(c, &mesh, out);
 }
 

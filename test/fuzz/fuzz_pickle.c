@@ -1,5 +1,5 @@
-// A pickle without code execution. Values that are accepted are traversed as the checkpoint readers
-// do, to a bounded depth.
+// A pickle, which is read without executing code. Accepted values are traversed to a bounded depth,
+// like by the checkpoint readers.
 #include "dev/convert/pickle.h"
 #include "test/fuzz/fuzz.h"
 

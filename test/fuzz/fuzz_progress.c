@@ -1,4 +1,4 @@
-// progress.txt, from which a later job reads its counters.
+// progress.txt, from which a resumed run reads its counters.
 #include "llmc/log/progress.h"
 #include "test/fuzz/fuzz.h"
 

@@ -1,5 +1,5 @@
-// Token shards: <prefix>.idx, then <prefix>.bin after the first 0xFF of a run of eight. Shards that
-// are accepted are read completely, as the dataset does.
+// Token shards. The input is <prefix>.idx and <prefix>.bin, separated by eight 0xFF bytes. Accepted
+// shards are read completely, like by the dataset.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -9,8 +9,8 @@
 
 enum { MARK_BYTES = 8, MOST_SAMPLES = 32 };
 
-// Replaces mappings by heap memory, because a mapping extends to the end of a page and would hide
-// reads past the end of the file. The linker redirects the calls (--wrap), so shard.c is unchanged.
+// Replaces mappings by heap memory. A mapping extends to the end of its last page, which would hide
+// reads past the end of the file. The linker redirects the calls of shard.c to here (--wrap).
 void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
 int __real_munmap(void *at, size_t bytes);
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);

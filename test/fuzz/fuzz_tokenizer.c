@@ -1,5 +1,5 @@
-// Arbitrary text through the tokenizers. The hand-written splitter must agree with PCRE2, and
-// decoding the tokens must give the text with invalid UTF-8 replaced.
+// Tokenizes arbitrary text. The hand-written splitter must agree with PCRE2, and decoding the
+// tokens must reproduce the text, in which invalid UTF-8 is replaced.
 #include "llmc/data/pretokenize.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/base/utf8.h"
@@ -42,7 +42,7 @@ static void check_pieces(const PiecePattern *pattern, const char *text, size_t b
 static void encode(const Tokenizer *tokenizer, const char *text, size_t bytes, const char *expected,
                    size_t expected_bytes, int64_t expected_replaced) {
     Encoder *encoder = encoder_create(tokenizer);
-    for (int again = 0; again < 2; again++) {  // the second time from the word cache
+    for (int again = 0; again < 2; again++) {  // the second time uses the word cache
         TokenBuffer ids = {0};
         int64_t replaced = 0;
         encoder_encode(encoder, text, bytes, &ids, &replaced);

@@ -1,6 +1,7 @@
-// tokenizer.json, 0xFF, tokenizer_config.json. If the first byte is S, the input has members that
-// are inserted before the members of a valid file; if it is M, members of its model. Tokenizers
-// that load must produce only ids of their vocabulary, and bytes for each id.
+// The input is tokenizer.json, 0xFF, tokenizer_config.json. If the first byte is S, the first part
+// contains only members that are inserted into a valid tokenizer.json; if it is M, members that are
+// inserted into its "model". Tokenizers that load must produce only ids of their vocabulary, and
+// bytes for each id.
 #include "llmc/base/utf8.h"
 #include "llmc/data/tokenizer.h"
 #include "test/fuzz/fuzz.h"
@@ -9,8 +10,8 @@ static bool itself(uint32_t byte) {
     return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
 }
 
-// All 256 byte symbols, two merged tokens and an end of text. The first of several members with the
-// same name counts.
+// Writes a valid file whose vocabulary has all 256 byte symbols, two merged tokens and an end of
+// text. The members are inserted at the start, because the first of equal names counts.
 static size_t write_sound(char *out, const uint8_t *members, size_t bytes, bool of_model) {
     size_t used = (size_t)sprintf(out, "{");
     if (!of_model) memcpy(out + used, members, bytes);
@@ -33,7 +34,8 @@ static size_t write_sound(char *out, const uint8_t *members, size_t bytes, bool 
     return used + (size_t)sprintf(out + used, "}}}");
 }
 
-// Short, because matching time may be polynomial in the length of the text.
+// The text is short, because the matching time of a hostile pattern can be polynomial in its
+// length.
 static void encode(const Tokenizer *tokenizer) {
     static const char text[] = "a1 the\xCC\x81\n";
     Encoder *encoder = encoder_create(tokenizer);

@@ -1,6 +1,6 @@
-// A file of torch.save. If the first byte is T, the rest is the file. Otherwise the input is the
-// pickle of a valid archive with one storage of 64 bytes, data/0. Tensors that are accepted must be
-// inside the file and are read completely.
+// A file of torch.save. If the first byte is T, the rest is the file. Otherwise the input is only
+// the pickle, and the target builds an archive with it and one 64-byte storage, data/0. Accepted
+// tensors must be inside the file and are read completely.
 #include "dev/convert/torch_file.h"
 #include "test/fuzz/fuzz.h"
 

@@ -1,6 +1,6 @@
-// vocab.json, 0xFF, merges.txt. If the first byte is M, the vocabulary is valid and the rest is
-// merges.txt. If it is V, the part before 0xFF is added to the entries of a valid vocabulary.
-// Tokenizers that load must reproduce every text.
+// The input is vocab.json, 0xFF, merges.txt. If the first byte is M, the rest is merges.txt for a
+// valid vocabulary. If it is V, the part before 0xFF contains entries that are added to a valid
+// vocabulary. Tokenizers that load must reproduce every text.
 #include "llmc/data/tokenizer.h"
 #include "llmc/base/utf8.h"
 #include "test/fuzz/fuzz.h"
@@ -9,7 +9,8 @@ static bool itself(uint32_t byte) {
     return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
 }
 
-// All 256 byte symbols, the end of text, three merged tokens, then the added entries.
+// Writes a vocabulary of all 256 byte symbols, the end of text, three merged tokens and the added
+// entries.
 static size_t write_sound(char *out, const uint8_t *more, size_t more_bytes) {
     size_t used = (size_t)sprintf(out, "{\"<|endoftext|>\":256,\"th\":257,\"the\":258,\"\\u0120the\":259");
     uint32_t shifted = 0x100;

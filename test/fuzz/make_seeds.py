@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the seed corpus of the fuzz targets, FOLDER/<target>/<number>: small valid inputs and common
-kinds of invalid ones. The output is the same on every machine.
+"""Writes the seed corpus of the fuzz targets to FOLDER/<target>/<number>: small valid inputs and common
+invalid ones. The output is the same on every machine.
 
 usage: test/fuzz/make_seeds.py FOLDER          (called by test/fuzz/run.sh, in the root of the repository)
 """
@@ -99,7 +99,7 @@ def manifests():
 
 
 def hf_header_of(shapes, dtype="F32", width=4, **changes):
-    """Header of weights with these shapes; `changes` replaces entries of tensors."""
+    """Header of a safetensors file with these shapes; `changes` replaces entries of tensors."""
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, shape in shapes.items():
         size = width * shape[0] * (shape[1] if len(shape) > 1 else 1)
@@ -242,7 +242,8 @@ def vocabularies():
 
 
 def tokenizer_jsons():
-    """Members of a valid file (S), of its model (M), and whole files; then tokenizer_config.json."""
+    """Members to insert into a valid file (S) or its model (M), and complete files, each with a
+    tokenizer_config.json (fuzz_tokenizer_json.c)."""
     split = {"type": "Split", "pattern": {"Regex": "(?i:'s|'re)|\\p{L}+|[^\\s\\p{N}]+[\\r\\n]*|\\s+(?!\\S)"},
              "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "use_regex": False}
@@ -327,8 +328,8 @@ def progress():
 
 
 def lossless():
-    """Uncoded weights, weights near the old ones, states that never change, states with escapes and new
-    weights, and entries with invalid offsets (fuzz_lossless.c)."""
+    """Payloads for fuzz_lossless.c: uncoded weights, arbitrary decoder states, entries with invalid
+    offsets, and weights to encode."""
     def message(choice, n, end, words, payload, tail=0, right=1, scale=120):
         header = struct.pack("<4I", 32 + len(payload), n, tail, 0)
         entry = struct.pack("<IHBB", end, words, scale, 0) + bytes(8)
@@ -345,7 +346,7 @@ def lossless():
     yield message(3, 160, 0xFFFFFFF8, 64, states)
     yield message(9, 160, 160, 160, raw, tail=8)
     yield message(4, 1024, 512, 512, bytes(range(256)) * 4)
-    # Coded when encoded again. The last ones are far apart and need escapes.
+    # Weights that the encoder can code. The last 24 are far from the old ones and need escapes.
     near = [0x3C00 + i % 256 + (i % 7 == 0) for i in range(1000)] + [0x4000 + 99 * i for i in range(24)]
     yield message(4, 1024, 1024, 1024, struct.pack("<1024H", *near))
     for scale in 120, 140:
@@ -357,7 +358,7 @@ def lossless():
 # --- pickles, as torch.save and torch's distributed checkpoints write them ---
 
 class Stored:
-    """An object that torch.save stores as a persistent id."""
+    """Is pickled by torch.save as a persistent id."""
 
 
 class Recipe:
@@ -369,7 +370,7 @@ class Recipe:
 def name_class(dotted):
     module, name = dotted.rsplit(".", 1)
     parts = module.split(".")
-    for i in range(len(parts)):  # pickle imports all of them
+    for i in range(len(parts)):  # pickle imports all parent modules
         parent = ".".join(parts[:i + 1])
         known = sys.modules.setdefault(parent, types.ModuleType(parent))
     if not hasattr(known, name):

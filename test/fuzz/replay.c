@@ -1,6 +1,6 @@
-// main() of the fuzz targets without libFuzzer: runs the target once on every file argument and on
-// every file in a directory argument. Prints the name of each file first, because a failed check or
-// a sanitizer ends the process.
+// main() of the fuzz targets without libFuzzer. Arguments are files and directories; runs the
+// target once on every file. Prints the name of the file first, because a failed check or a
+// sanitizer ends the process.
 #include <dirent.h>
 #include <sys/stat.h>
 
@@ -43,7 +43,7 @@ static void replay_folder(const char *path) {
 int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         struct stat status;
-        // targets without regressions have no directory
+        // A target may have no directory of past failures.
         if (stat(argv[i], &status)) continue;
         if (S_ISDIR(status.st_mode)) replay_folder(argv[i]);
         else replay_file(argv[i]);

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Fuzzes the parsers of external data. Called by scripts/test.sh, and manually for longer searches.
 # Prints "ok" or "not ok" per target:
-#   BUILD=build-san test/fuzz/run.sh replay             runs seeds and past failures
-#       through the targets of make fuzz-targets
-#   BUILD=build/fuzz test/fuzz/run.sh search 600 jsonl  searches for failures for 600 s with
-#       the targets of make fuzz; without names: all targets
+#   BUILD=build-san test/fuzz/run.sh replay
+#       runs seeds and past failures with the targets of `make fuzz-targets`
+#   BUILD=build/fuzz test/fuzz/run.sh search 600 jsonl
+#       searches for failures in fuzz_jsonl for 600 s with the targets of `make fuzz`; without a
+#       name, in all targets
 # Failing inputs are saved in BUILD/fuzz-found/; after the fix, add them to
 # test/fuzz/regressions/TARGET/. The corpus is kept in BUILD/fuzz-corpus/ for the next search.
 set -u
@@ -21,14 +22,14 @@ targets=("$@")
     mapfile -t targets < <(cd test/fuzz && printf '%s\n' fuzz_*.c | sed 's/^fuzz_//; s/\.c$//')
 failed=0
 
-# Files of targets are in memory if possible, and are removed at the end.
+# Targets write their files to memory if possible. The files are removed at the end.
 work=$(mktemp -d -p "$([ -w /dev/shm ] && echo /dev/shm || echo /tmp)") || exit 1
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 export TMPDIR=$work
 python3 test/fuzz/make_seeds.py "$work/seeds" || exit 1
 
-# Limit in megabytes of single and total allocations for an input of a few kilobytes.
+# Limits in MB of a single allocation and of all allocations. Inputs have a few kilobytes.
 most_at_once=64 most=1024
 base=max_allocation_size_mb=$most_at_once:hard_rss_limit_mb=$most:allocator_may_return_null=0
 steady=()

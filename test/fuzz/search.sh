@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the fuzz targets with libFuzzer in directory BUILD and runs each for some seconds. Called
-# by scripts/test.sh.
+# Builds the fuzz targets with libFuzzer in directory BUILD and runs each one for SECONDS, JOBS at a
+# time. Called by scripts/test.sh.
 #
 #   BUILD=FOLDER test/fuzz/search.sh JOBS [SECONDS]
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh

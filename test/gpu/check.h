@@ -1,5 +1,4 @@
-// Counted checks for the GPU tests (test/gpu/test_*.cu). They use no test library, because GPU
-// machines often lack one.
+// Checks for test/gpu/test_*.cu, which do not use cmocka, because GPU machines often lack it.
 #pragma once
 #include <stdarg.h>
 #include <stdbool.h>

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Applies the tolerance rule to results of ops_dump: error(GPU) <= 2 x error(CPU, bf16) + one rounding.
+"""Applies a tolerance rule to results of ops_dump: error(GPU) <= 2 x error(CPU, bf16) + one rounding.
 
     compare_dumps.py REFERENCE CPU GPU
 
-REFERENCE: CPU backend in fp32 (PRECISION=fp32). CPU: CPU backend in bf16. GPU: CUDA backend. All three
-used the same inputs. Errors are differences from REFERENCE: the root mean square and the maximum over the
-elements of a result.
+REFERENCE is from the CPU backend in fp32 (PRECISION=fp32), CPU from the CPU backend in bf16, GPU from the
+CUDA backend, all with the same inputs. The error of a result is its difference from REFERENCE. The rule
+applies to the root mean square and to the maximum over the elements.
 
-One rounding is 2^-9 (bf16) of the root mean square of the result, because a GPU kernel rounds
-intermediate tensors that the CPU backend keeps in fp32. This also applies to fp32 sums if the op rounds
-the addends (dlogits, gradients of attention). Other fp32 sums are allowed 2^-16, for a different order
-of additions. Results marked exact must be bit-identical to the CPU's.
+One rounding is 2^-9 (bf16) of the result's root mean square, because GPU kernels round intermediate
+tensors that the CPU backend keeps in fp32. The same holds for fp32 sums of rounded addends (dlogits,
+gradients of attention). Other fp32 sums get 2^-16, because the order of additions differs. Results marked
+exact must be bitwise identical to the CPU's.
 
 Prints one ok / not ok line per result and a count. Exit code 0 if all passed. Needs only the standard
 library.

@@ -1,9 +1,8 @@
-// Lossless weights in kernels_dump: coded payloads, and weights decoded from intact and damaged
-// ones. Included by kernels_dump.c.
+// Lossless weights in kernels_dump, which includes this file.
 #pragma once
 #include "test/gpu/dump.h"
 
-// Lossless weights: encodes, packs, and decodes the payloads of two ranks. Damaged payloads must
+// Encodes, packs, and decodes the payloads of two ranks. Damaged payloads must
 // decode to the same (useless) values on both backends.
 typedef struct Coded {
     LosslessLayout layout;
@@ -13,8 +12,8 @@ typedef struct Coded {
     uint64_t *fault;
 } Coded;
 
-// change: 0 for old weights. strange: this many of 1024 weights have random bits, so NaN and
-// infinity occur, except in weights that determine a group's scale.
+// Creates old weights (change = 0) or changed ones. On average `strange` of 1024 weights have
+// random bits, including NaN and infinity, except weights that determine a group's scale.
 static inline uint8_t *uploaded_weights(Dump *d, int64_t n, uint32_t source, float change, uint32_t strange) {
     uint16_t *host = (uint16_t *)xmalloc((size_t)(n + 1) * sizeof *host, "test data");
     for (int64_t i = 0; i < n; i++) {
@@ -35,7 +34,7 @@ static inline uint8_t *uploaded_weights(Dump *d, int64_t n, uint32_t source, flo
     return memory;
 }
 
-// whole: bytes of both payloads. room: bytes that have arrived.
+// whole: size of both payloads in bytes. room: bytes that the decoder may read.
 static inline void decode_coded(Dump *d, const Coded *c, int64_t whole, int64_t room, const char *name) {
     int64_t elements = 2 * c->layout.elements;
     uint64_t none = 0;
@@ -47,7 +46,7 @@ static inline void decode_coded(Dump *d, const Coded *c, int64_t whole, int64_t 
                        2,          1,         c->weights,  c->fault,       fault_code(FAULT_OF_CODING, 0)};
     kernel_decode_weights(d->stream, &a);
     result(d, RAW, c->weights, (elements + 2 * c->layout.tail_elements) * 2, "%s weights", name);
-    // If both payloads are damaged, either may be reported first.
+    // If both payloads are damaged, either of them may be reported.
     uint64_t fault;
     copy_to_host(d->stream, &fault, c->fault, sizeof fault);
     stream_synchronize(d->stream);
@@ -72,7 +71,7 @@ static inline void damage(Dump *d, const Coded *c, int64_t bytes, int flips) {
     free(host);
 }
 
-// Changes of weights, and how many of 1024 have random bits before and after.
+// Magnitude of weight changes, and how many of 1024 weights have random bits before and after.
 typedef struct Changes {
     float change;
     uint32_t before, after;
@@ -114,7 +113,7 @@ static inline void lossless_of(Dump *d, int64_t elements, int64_t tail, Changes 
 }
 
 static inline void lossless(Dump *d) {
-    // With 580 random weights of 1024 some groups just fit and some just do not.
+    // With 580 random weights of 1024, some groups just fit into the coded size and some do not.
     static const Changes changes[] = {{0.0f, 0, 0},    {1e-6f, 0, 0},      {1e-5f, 0, 0}, {1e-4f, 0, 0},
                                       {1e-3f, 0, 0},   {1e-2f, 0, 0},      {1.0f, 0, 0},  {1e-4f, 10, 60},
                                       {1e-4f, 0, 580}, {1e-5f, 1024, 1024}};

@@ -4,14 +4,14 @@
 //
 //   kernels_dump [--values N] [--case I] [--full FILE]
 //
-// N: gradient values, distributed over the configurations (default 3 million). I: run only this
-// configuration, counted from 0, so that N can be large enough for each of a GPU's workers to
-// process many tiles. FILE receives the bytes of all results, to find the first difference with
-// cmp.
+//   N     number of gradient values, distributed over the configurations [3 million]
+//   I     run only this configuration, from 0; with a large N each block of threads of a GPU
+//         processes many tiles
+//   FILE  receives the bytes of all results; cmp finds the first difference
 //
-// Payloads are compared byte by byte. In fp32, fp64 and bf16 results all NaNs hash alike, because
-// IEEE 754 does not define their sign and payload. Inputs contain zeros, denormals, infinities,
-// NaN, and values near 2^-126, 2^-100 and FLT_MAX.
+// Payloads must have identical bytes. In fp32, fp64 and bf16 results all NaNs have the same hash,
+// because IEEE 754 does not define their sign and payload. Inputs contain zeros, denormals,
+// infinities, NaN, and values near 2^-126, 2^-100 and FLT_MAX.
 #include <errno.h>
 #include <float.h>
 #include <inttypes.h>
@@ -27,7 +27,7 @@
 #include "test/gpu/dump.h"
 #include "test/gpu/dump_lossless.h"
 
-// Tensors that this rank holds whole.
+// A tensor without model-parallel split.
 #define MATRIX(NUMEL, UNIT) \
     { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
 #define VECTOR(NUMEL, UNIT) \
@@ -35,8 +35,8 @@
 
 // --- inputs -------------------------------------------------------------------------------------
 
-// Kinds of 512-value blocks. The kind of a block and the positions of its infinities and NaNs
-// depend only on the position, so that sums add NaN to NaN, and infinities of either sign.
+// Kinds of 512-value blocks. The kind of a block and its infinities and NaNs depend only on the
+// position, so sums over ranks add NaN to NaN, and infinities of equal or different sign.
 enum { BLOCK = 512 };
 typedef enum BlockKind {
     ZEROS,
@@ -55,7 +55,7 @@ static BlockKind block_kind(int64_t block) {
     return draw < ORDINARY ? (BlockKind)draw : ORDINARY;
 }
 
-// Random sign and mantissa, and a stored exponent between lo and hi (0: denormal).
+// Returns a float with random sign and mantissa and a biased exponent from lo to hi (0: denormal).
 static float with_exponent(uint32_t bits, uint32_t lo, uint32_t hi) {
     return f32_from_bits((bits & 0x807FFFFFu) | (lo + (bits >> 23) % (hi - lo + 1)) << 23);
 }
@@ -78,8 +78,8 @@ static float special(BlockKind kind, uint32_t bits, bool not_finite) {
 
 static const SpikeState UNSPIKED;
 
-// Fills x with n values of stream `source`. ordinary: without special blocks. Magnitudes vary
-// between blocks, as in gradients.
+// Fills x with n values from random stream `source`. Magnitudes vary between blocks, as in
+// gradients. ordinary: no special blocks.
 static void fill(float *x, int64_t n, uint32_t source, bool ordinary) {
     for (int64_t at = 0; at < n; at += 4) {
         Philox4 bits = rounding_bits((RoundingKey){SEED, source, PURPOSE_DATA, 0}, (uint64_t)at);
@@ -105,7 +105,7 @@ static float *uploaded_values(Dump *d, int64_t n, uint32_t source, bool ordinary
 // --- one configuration --------------------------------------------------------------------------
 
 typedef struct Case {
-    int nodes, per_node, rank;  // rank: the one that receives
+    int nodes, per_node, rank;  // rank: the receiving rank
     Codec intra, inter, tail;
     int group_intra, group_inter;
     Transform transform;
@@ -126,10 +126,11 @@ typedef struct Run {
     WeightFormat weight_format;
     Segment *segments;  // device
     int64_t elements;   // elements of the bucket: matrix, then tail
-    uint32_t inputs;    // which input streams
+    uint32_t inputs;    // selects the random streams of the inputs
 } Run;
 
-// Tensors of odd sizes, some tiny, some ending just before or after a multiple of the alignment.
+// Creates a bucket of tensors with odd sizes: some tiny, some ending just before or after a
+// multiple of the alignment.
 static void build_plan(Run *r, int64_t values) {
     LayoutTensor tensor[] = {MATRIX(values * 3 / 8 + 5, 0),
                              MATRIX(33, 0),
@@ -168,8 +169,8 @@ static SegmentTable table_of(const Run *r) {
     return table;
 }
 
-// Quantizes chunk k of rank (node, local) for its first hop: all payloads to `send`, its own to
-// `self`. Returns the arguments.
+// Quantizes chunk k of rank (node, local) for its first hop. Writes all payloads to `send`, and the
+// one for itself to `self`. Returns the kernel's arguments.
 static QuantizePartitions quantize_rank(Run *r, const float *grads, int k, int node, int local, bool node_hop,
                                         const MessageLayout *m, uint8_t *send, uint8_t *self) {
     QuantizePartitions q = {0};
@@ -196,15 +197,15 @@ static QuantizePartitions quantize_rank(Run *r, const float *grads, int k, int n
     return q;
 }
 
-// Level 1 payloads. Plain codecs are compared as numbers if values were transformed, because the
-// sign and payload of a NaN sum differ between machines.
+// Kind of the level 1 payloads. With plain codecs, transformed values are compared as numbers,
+// because the sign and payload of a NaN sum differ between machines.
 static Kind kind_of_messages(const Case *c) {
     if (c->transform == TRANSFORM_NONE || codec_grouped(c->intra)) return RAW;
     return c->intra == CODEC_FP32 ? FP32 : BF16;
 }
 
-// Level 1 of one node: every rank quantizes; payloads for the receiving local rank go to
-// `received`.
+// Level 1 of one node: every rank quantizes, and its payload for the receiving local rank is
+// written to `received`.
 static void first_level(Run *r, int node, int k, const MessageLayout *m, uint8_t *received) {
     Dump *d = r->d;
     int slots = r->c.per_node, local = r->c.rank % r->c.per_node;
@@ -224,9 +225,9 @@ static void first_level(Run *r, int node, int k, const MessageLayout *m, uint8_t
     release(d, self);
 }
 
-// Error feedback between nodes for one quantization: dumps the residual after gradients are added,
-// the payload, and the remaining residual; then again after a skipped step. The quantized values
-// are q->grads, or the sums of `sums`.
+// Error feedback between nodes for one quantization of q->grads or of the sums of `sums`. Dumps the
+// residual after gradients are added, the payload, and the remaining residual, then the same after
+// a skipped step.
 static void feed_back(Run *r, int k, int node, const QuantizePartitions *q, const SumRequantize *sums) {
     Dump *d = r->d;
     int64_t values = q->slots * r->bucket.matrix_per_rank, bytes = q->message.bytes;
@@ -261,8 +262,8 @@ static void feed_back(Run *r, int k, int node, const QuantizePartitions *q, cons
     release(d, control);
 }
 
-// Level 2 of rank (node, local): sums the payloads of its node and quantizes for all nodes. The
-// payload for the receiving node goes to `message`.
+// Level 2 of rank (node, local): sums the payloads of its node and quantizes for all nodes. Writes
+// the payload for the receiving node to `message`.
 static void second_level(Run *r, int node, int k, const MessageLayout *in, const MessageLayout *out,
                          const uint8_t *received, uint8_t *message) {
     Dump *d = r->d;
@@ -300,7 +301,7 @@ static void second_level(Run *r, int node, int k, const MessageLayout *in, const
     release(d, self);
 }
 
-// Reduction with a single level, between nodes.
+// The only level of a reduction with one rank per node.
 static void only_level(Run *r, int k, const MessageLayout *m, uint8_t *received) {
     Dump *d = r->d;
     uint8_t *send = (uint8_t *)reserve(d, m->bytes * r->c.nodes), *self = (uint8_t *)reserve(d, m->bytes);
@@ -319,9 +320,9 @@ static void only_level(Run *r, int k, const MessageLayout *m, uint8_t *received)
     release(d, self);
 }
 
-// Results of a reduction: the rank's shard, partial sums of the norm, sums.
+// Buffers for the results of a reduction: the rank's shard, partial sums of the norm, sums.
 typedef struct Reduced {
-    bool add;  // to what `grads` held before
+    bool add;  // adds to the previous contents of `grads`
     int64_t partial_count;
     float *grads, *partials, *sums;
 } Reduced;
@@ -373,7 +374,7 @@ static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, cons
     kernel_sum_final(r->d->stream, &f);
 }
 
-// Reduces one bucket as its rank does: payloads of every hop, and results that are stored or added.
+// Reduces one bucket: dumps the payloads of every hop, and the results of storing and of adding.
 static void reduce(Run *r) {
     Dump *d = r->d;
     const Case *c = &r->c;
@@ -413,7 +414,7 @@ typedef struct Weights {
     MessageLayout message;
 } Weights;
 
-// Model weights near the master weights: bf16 of values of typical GPT weights, padding included.
+// Initializes model weights with the distribution of GPT weights, and master weights near them.
 static void start_weights(Run *r, Weights *w, bool finite) {
     Dump *d = r->d;
     int64_t shard = r->bucket.matrix_per_rank + r->bucket.tail_per_rank, states = shard * r->layout.dp;
@@ -481,7 +482,8 @@ static uint8_t *message_of(const Run *r, const Weights *w, int rank) {
     return w->messages + gather_slot(r->c.nodes, r->c.per_node, rank) * w->message.bytes;
 }
 
-// One step of every rank in turn: AdamW, quantization, gather. Then all shards are applied.
+// One step: AdamW, quantization and gather of every rank, one after the other. Then applies all
+// shards.
 static void weight_step(Run *r, Weights *w, const char *name) {
     Dump *d = r->d;
     int64_t shard = r->bucket.matrix_per_rank + r->bucket.tail_per_rank;
@@ -530,8 +532,8 @@ static void weight_step(Run *r, Weights *w, const char *name) {
            "%s weights", name);
 }
 
-// Two steps, a skipped one, one on gradients with infinities and NaN while the check is off, and
-// one with a learning rate that lifts some master weights over their limit.
+// Five steps: two ordinary ones, a skipped one, one on gradients with infinities and NaN while the
+// check is off, and one whose learning rate moves some master weights over their limit.
 static void weights(Run *r) {
     Weights w;
     start_weights(r, &w, true);
@@ -618,7 +620,7 @@ static void norms(Dump *d) {
         kernel_tree_sum(d->stream, sum, partials, sizes[i]);
         result(d, FP32, sum, 4, "tree sum %" PRId64, sizes[i]);
     }
-    // A missing neighbor does not count as zero: -0 + 0 would be 0.
+    // A sum without a neighbor must not add 0, because -0 + 0 is 0.
     for (int64_t n = 1; n < 10; n++) {
         const float negative_zeros[10] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f,
                                           -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
@@ -651,7 +653,7 @@ static void step_statuses(Dump *d) {
         kernel_step_record(d->stream, records + pieces, sums, pieces, loss, fault);
     }
     result(d, FP64, records, 8 * sizeof(StepRecord), "records");
-    const uint64_t found_host[] = {0, 7, 0, 9};  // none, the first, none, a late one
+    const uint64_t found_host[] = {0, 7, 0, 9};  // faults of four ranks, 0: none
     uint64_t *found = (uint64_t *)upload(d, found_host, sizeof found_host), marked = 0;
     for (int i = 0; i < 4; i++) {
         kernel_mark_fault(d->stream, fault, found + i, NULL);
@@ -668,7 +670,8 @@ static void step_statuses(Dump *d) {
         j.ranks = 1 + step % 6;
         j.losses = 1 + step % j.ranks;
         j.clip_grad = step % 4 == 1 ? 0.0f : 0.75f;
-        // Some last records have a NaN loss: the step is skipped, or applied if the check is off.
+        // In some steps the last rank's loss is NaN. The step is skipped, or applied if the check
+        // is off.
         kernel_step_record(d->stream, records + j.ranks - 1, sums, step % 7, loss + (step % 5 == 3), fault);
         j.skip_non_finite = step != 8;
         kernel_step_status(d->stream, control, &j);
@@ -681,8 +684,8 @@ static void step_statuses(Dump *d) {
     release(d, control);
 }
 
-// Checksums of payloads of several sizes, one of them skipped, and what the check reports after a
-// bit flip.
+// Checksums of payloads of several sizes, one of which is skipped, and the report of the check
+// after a bit flip.
 static void seals(Dump *d) {
     enum { COUNT = 5 };
     static const int64_t sizes[] = {16, 32, 48, 4112, 1000016};
@@ -710,8 +713,8 @@ static void seals(Dump *d) {
     }
 }
 
-// A long series with both kinds of spikes and with NaNs, alternately reported and skipped. The
-// running means must be bit-exact.
+// A long series of losses and norms with spikes and NaNs, which are alternately reported and
+// skipped. The running means must be bitwise identical.
 static void spikes(Dump *d) {
     enum { STEPS = 150 };
     float loss_host[STEPS], sums_host[STEPS];
@@ -771,8 +774,8 @@ static void replicas(Dump *d) {
     release(d, counts);
 }
 
-// Local steps: pseudo-gradients, outer steps, and master weights that are reset to the outer
-// weights and rounded. Special and ordinary values; ranges of many lengths and offsets.
+// Local steps: pseudo-gradients, outer steps, and the reset of master weights to the outer weights,
+// with special and ordinary values and for ranges of many lengths and offsets.
 static void local_steps(Dump *d) {
     enum { COUNT = 100003, SHIFTS = 3 };
     static const int64_t lengths[] = {0, 1, 31, 1000, COUNT - SHIFTS};
@@ -807,7 +810,7 @@ static void local_steps(Dump *d) {
     release(d, weights);
 }
 
-// A payload is kept after an applied step and unchanged after a skipped one.
+// Stored payloads are replaced after an applied step and unchanged after a skipped one.
 static void kept_messages(Dump *d) {
     enum { BYTES = 40016 };  // more than a block of threads copies
     uint8_t *host = (uint8_t *)xmalloc(BYTES, "test data");
@@ -827,8 +830,8 @@ static void kept_messages(Dump *d) {
     release(d, control);
 }
 
-// NaNs with any sign and payload in the unquantized parts of the first hop keep their sign and
-// become quiet.
+// NaNs with any sign and payload in unquantized parts of the first hop keep their sign and become
+// quiet.
 static void odd_nans(Dump *d, Codec codec, Codec tail) {
     Case c = {2,
               1,
@@ -887,8 +890,9 @@ static void odd_nans(Dump *d, Codec codec, Codec tail) {
 #define RANDOM ROUND_STOCHASTIC
 
 static const Case CASES[] = {
-    // nodes, per_node, rank, intra, inter, tail, groups, transform, rounding, chunks, weight,
-    // group, difference, rounding
+    // nodes, ranks per node, receiving rank; codecs inside nodes, between nodes and of 1-D tensors;
+    // two group sizes, transform, rounding, chunks; for weights: codec, group size, differences,
+    // rounding
     {2, 2, 1, I8, I4, B16, 128, 128, HADAMARD, RANDOM, 1, I4, 2048, true, NEAREST},
     {2, 2, 2, I8, I4, B16, 512, 128, HADAMARD, RANDOM, 3, I4, 2048, true, RANDOM},
     {2, 4, 5, I8, I4, B16, 512, 128, HADAMARD, NEAREST, 2, I4, 128, true, NEAREST},
@@ -908,14 +912,14 @@ static const Case CASES[] = {
     {1, 2, 1, B16, B16, B16, 32, 32, PLAIN, NEAREST, 3, I4, 2048, true, NEAREST},
     {2, 1, 0, F32, F32, F32, 32, 32, PLAIN, NEAREST, 1, I8, 2048, false, RANDOM},
     {1, 1, 0, F32, F32, F32, 32, 32, PLAIN, NEAREST, 1, FX, 32, false, NEAREST},
-    // Sums of 5, 7 and 9 sources, which are loaded in batches of 4 (final sums of int4), 2 and 1,
-    // into groups of every size that a warp holds in runs of 32.
+    // Sums of 5, 7 and 9 sources, which kernels load in batches of 4, 2 and 1, with groups of 32,
+    // 64 and more values.
     {2, 5, 7, I8, I4, B16, 128, 64, HADAMARD, RANDOM, 1, I4, 64, true, RANDOM},
     {2, 7, 3, I4, I8, B16, 64, 512, HADAMARD, RANDOM, 2, I8, 128, true, RANDOM},
     {2, 9, 11, I4, I4, B16, 32, 256, PLAIN, NEAREST, 1, I8, 64, false, RANDOM},
     {7, 1, 2, I4, I4, B16, 32, 32, HADAMARD, RANDOM, 1, I4, 256, true, NEAREST},
     {2, 1, 1, I8, I8, B16, 32, 2048, HADAMARD, RANDOM, 1, I4, 512, true, RANDOM},
-    // EDEN after a first hop of every kind and group size, and as the only hop; sums of 1 to 9
+    // EDEN after first hops of every codec and group size, and as the only hop, with 1 to 9
     // sources.
     {2, 2, 1, I8, E4, B16, 128, 256, ROTATE, RANDOM, 1, FX, 32, false, NEAREST},
     {3, 4, 5, I8, E3, B16, 512, 256, ROTATE, RANDOM, 3, FX, 32, false, NEAREST},

@@ -1,7 +1,7 @@
-// Computes the gradients of a GPT of realistic size, for comparison with PyTorch. Reads weights and
-// tokens from a golden file written by dev/ref/layer_gradients.py or llama_gradients.py, computes
-// the losses of one micro-batch and the gradient of every tensor, and writes them to a file of the
-// same format. Linked with the CPU backend and with the CUDA backend; started by those scripts.
+// Computes the gradients of a GPT of realistic size for comparison with PyTorch. Started by
+// dev/ref/layer_gradients.py and llama_gradients.py, which write weights and tokens to a golden
+// file. Writes the losses of one micro-batch and the gradient of every tensor to a file of the same
+// format. Linked with the CPU backend and with the CUDA backend.
 //
 //   layer_dump INPUT OUTPUT [--deterministic]
 #include "test/golden/golden.h"
@@ -12,8 +12,8 @@ static void die(const char *what, const char *name) {
     exit(EXIT_ENVIRONMENT);
 }
 
-// Opens the model described by the file's "config": L, C, NH, T, Vp, B; for Llamas also query
-// groups, F, whether queries and keys are normalized, and the head size.
+// Opens the model that the file's "config" describes: L, C, NH, T, Vp, B; for Llamas also the
+// number of query groups, F, whether queries and keys are normalized, and the head size.
 static void open_model(Bench *b, const Golden *g) {
     static const char *const llama[] = {"--normalization",
                                         "RMSNorm",
@@ -82,7 +82,7 @@ static bool write_tensor(Bench *b, const float *tensor, int64_t n, FILE *file) {
     return ok;
 }
 
-// Writes the text part, the losses (B, T) and the gradients.
+// Writes the text header, the losses (B, T) and the gradients.
 static bool write_file(Bench *b, FILE *file) {
     enum { TEXT = 8192 };
     char text[TEXT + 1];

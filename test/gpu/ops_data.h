@@ -1,6 +1,5 @@
-// Shared by the programs that run the ops on either backend: pseudo-random inputs, identical on
-// every machine, and tensors in device memory. Included by ops_dump.c and ops_invariants.c, each
-// linked with the CPU backend and with the CUDA backend.
+// Pseudo-random inputs (identical on every machine) and tensors in device memory for ops_dump.c and
+// ops_invariants.c, which are linked with the CPU backend and with the CUDA backend.
 #pragma once
 #include <math.h>
 #include <stdio.h>
@@ -62,8 +61,8 @@ static inline void *upload(Lab *lab, const void *host, size_t bytes) {
     stream_synchronize(lab->stream);
     return memory;
 }
-// Fills memory with 0xFF bytes (NaN in every precision), to detect elements that an op does not
-// write or reads before writing.
+// Returns memory filled with 0xFF bytes (NaN in every precision), which reveals elements that an op
+// does not write or reads before writing.
 static inline void *poisoned(Lab *lab, size_t bytes) {
     void *host = memset(xmalloc(bytes ? bytes : 1, "poison"), 0xFF, bytes ? bytes : 1);
     void *memory = upload(lab, host, bytes);
@@ -77,8 +76,7 @@ static inline float *poisoned_f(Lab *lab, int64_t n) {
     return (float *)poisoned(lab, (size_t)n * sizeof(float));
 }
 
-// Random inputs that bf16 represents exactly, so that builds of every precision compute from the
-// same values.
+// Random inputs that are exact in bf16, so builds of every precision use the same values.
 static inline floatX *random_x(Lab *lab, int64_t n, double mean, double deviation) {
     floatX *host = (floatX *)xmalloc((size_t)n * sizeof(floatX), "an input");
     for (int64_t i = 0; i < n; i++) {
@@ -96,7 +94,7 @@ static inline float *random_f(Lab *lab, int64_t n, double deviation) {
     free(host);
     return memory;
 }
-// Ids below `limit`. About half are `limit / 3`, so that one id has many rows.
+// Ids below `limit`. About half are `limit / 3`, so one id occurs in many rows.
 static inline int32_t *random_ids(Lab *lab, int64_t n, int limit) {
     int32_t *host = (int32_t *)xmalloc((size_t)n * sizeof(int32_t), "ids");
     for (int64_t i = 0; i < n; i++) {
@@ -107,7 +105,8 @@ static inline int32_t *random_ids(Lab *lab, int64_t n, int limit) {
     free(host);
     return memory;
 }
-// Random document starts (B, T), and the positions that restart at each of them.
+// Random document starts (B, T), and positions (B, T), which restart at each document if
+// `restarts`.
 static inline void random_documents(Lab *lab, int B, int T, bool restarts, int32_t **doc_start,
                                     int32_t **positions) {
     size_t bytes = (size_t)B * (size_t)T * sizeof(int32_t);

@@ -4,15 +4,16 @@
 //
 //   ops_dump FILE [--deterministic | --own-kernels]
 //
-// --own-kernels: only ops that call no library on a GPU, for compute-sanitizer's racecheck, which
+// --own-kernels runs only ops that call no library on a GPU, because compute-sanitizer's racecheck
 // crashes in programs that call cuBLASLt.
 #include "test/gpu/ops_data.h"
 
-// --- the file: "opsdump1\n", then per result: "<name> <kind> <compare> <count>\n" and count values
-// kind: b bf16, f fp32. compare: e bitwise identical to the CPU backend in the same precision, t
-// within the tolerance.
+// --- the file ---------------------------------------------------------------------------------
+// "opsdump1\n", then for each result "<name> <kind> <compare> <count>\n" and `count` values.
+//   kind     b: bf16, f: fp32
+//   compare  e: bitwise identical to the CPU backend in the same precision, t: within the tolerance
 
-// Larger tensors are sampled down to about this many elements, at the same positions in every
+// Of larger tensors only about this many elements are written, at the same positions in every
 // build.
 enum { SAMPLED_ABOVE = 65536 };
 
@@ -48,8 +49,8 @@ static Dropout dropout_of(float p, int site) {
 
 // --- initial weights -----------------------------------------------------------------------------
 
-// At an address that is only 2-byte aligned, as biases may be. Memory after the values must not
-// change.
+// Writes to an address that is only 2-byte aligned, like a bias may be. Memory after the values
+// must not change.
 static void case_init(Dump *d, int64_t n, double std) {
     Lab *lab = &d->lab;
     snprintf(d->scope, sizeof d->scope, "init_%lld_std%g", (long long)n, std);
@@ -60,7 +61,7 @@ static void case_init(Dump *d, int64_t n, double std) {
     release(lab, (void *[]){weights, NULL});
 }
 
-// A part of a tensor of 1001 columns.
+// Initializes a part of a tensor with 1001 columns.
 static void case_init_part(Dump *d, int64_t first_row, int64_t rows, int64_t first_column, int64_t columns) {
     Lab *lab = &d->lab;
     snprintf(d->scope, sizeof d->scope, "init_part_%lldx%lld_from_%lld_%lld", (long long)rows,
@@ -89,7 +90,7 @@ static void case_embedding(Dump *d, int B, int T, int C, int V, bool documents, 
     op_embedding_forward(lab->stream, &a);
     op_embedding_backward(lab->stream, &a);
     dump_x(d, "x", x, n * C, 'e');
-    // One rank's part of the vocabulary, added to the same gradients.
+    // One rank's part of the vocabulary, whose gradients are added to the previous ones.
     a.first_row = V / 3, a.rows = V / 2, a.wte += V / 3 * C, a.dwte += V / 3 * C, a.part = true;
     op_embedding_forward(lab->stream, &a);
     op_embedding_backward(lab->stream, &a);
@@ -97,7 +98,7 @@ static void case_embedding(Dump *d, int B, int T, int C, int V, bool documents, 
     a.wte = NULL, a.part = false;
     op_embedding_forward(lab->stream, &a);
     dump_x(d, "x_rest", x, n * C, 'e');
-    // The last two thirds of the rows, starting inside a sample.
+    // The last two thirds of the rows, which start inside a sample.
     a.x_rows = (Rows){n / 3, n - n / 3}, a.x = x + n / 3 * C;
     op_embedding_forward(lab->stream, &a);
     dump_x(d, "x_rows", x, n * C, 'e');
@@ -146,7 +147,8 @@ static void case_residual(Dump *d, int B, int T, int C, float p) {
     release(lab, (void *[]){residual, branch, gamma, beta, sum, y, mean, rstd, NULL});
 }
 
-// The sum without a norm, as at the end of a pipeline stage, on rows first .. first + count - 1.
+// The residual sum without a norm, as at the end of a pipeline stage, on rows first to
+// first + count - 1.
 static void case_stage_end(Dump *d, int B, int T, int C, int64_t first, int64_t count, float p) {
     Lab *lab = &d->lab;
     snprintf(d->scope, sizeof d->scope, "stage_end_%dx%dx%d_rows%d_p%g", B, T, C, (int)count, (double)p);
@@ -260,7 +262,7 @@ static void cases_layernorm(Dump *d) {
     case_residual(d, 3, 17, 768, 0.0f);
     case_layernorm_backward(d, 2, 9, 768, false, 0.0f);
     case_layernorm_backward(d, 2, 9, 768, true, 0.0f);
-    // More rows than the row groups of a GPU's resident blocks.
+    // More rows than a GPU's resident blocks process at once.
     case_layernorm_backward(d, 3, 2001, 64, true, 0.1f);
     case_layernorm_backward(d, 1, 1500, 2048, true, 0.1f);
     case_stage_end(d, 3, 50, 8, 0, 150, 0.1f);
@@ -271,7 +273,7 @@ static void cases_layernorm(Dump *d) {
 
 // --- sums over ranks -----------------------------------------------------------------------------
 
-// shift: offset of the tensors in elements from 16-byte alignment.
+// shift: offset of the tensors from 16-byte alignment, in elements.
 static void case_parts(Dump *d, int64_t n, int ranks, int C, int shift) {
     Lab *lab = &d->lab;
     snprintf(d->scope, sizeof d->scope, "parts_%lldx%d_bias%d_shift%d", (long long)n, ranks, C, shift);
@@ -321,7 +323,7 @@ static void case_linear(Dump *d, int64_t n, int C, int OC, bool bias, bool gelu)
     a.overwrite = true;
     op_linear_backward(lab->stream, &a);
     dump_x(d, "dx", dx, n * C, 't');
-    a.dx = NULL;  // a second micro-batch, without dx
+    a.dx = NULL;  // the second micro-batch does not compute dx
     a.overwrite = false;
     op_linear_backward(lab->stream, &a);
     for (int i = 0; bias && i < 2; i++) op_bias_gradient(lab->stream, db, dy, NULL, n, OC, workspace);
@@ -407,7 +409,7 @@ static void case_rope(Dump *d, int B, int T, int groups, int heads, int HD, int 
     int64_t n = (int64_t)B * T * groups * heads * HD;
     snprintf(d->scope, sizeof d->scope, "rope_%dx%dx%dx%dx%d_of%d", B, T, groups, heads, HD, columns);
     floatX *x = random_x(lab, n, 0, 1);
-    float *table = random_f(lab, (int64_t)T * columns, 1);  // any numbers will do
+    float *table = random_f(lab, (int64_t)T * columns, 1);  // arbitrary values
     Rope a = {B, T, groups, heads, heads - 1, HD, columns, table, x, false, NULL}, b = a;
     b.by_kind = poisoned_x(lab, n);
     op_rope(lab->stream, &b);
@@ -477,8 +479,8 @@ static void case_head(Dump *d, int64_t n, int C, int Vp, bool mask, bool backwar
     release(lab, (void *[]){workspace, x, wte, dx, targets, losses, dwte, loss_sum, loss_mask, NULL});
 }
 
-// Two ranks with half of the vocabulary each. Their statistics are combined between the two calls
-// of a chunk.
+// Two ranks, each with half of the vocabulary. Their softmax statistics are combined between the
+// two calls of a chunk.
 static void case_head_of_two(Dump *d, int64_t n, int C, int V) {
     Lab *lab = &d->lab;
     int64_t half = V / 2, chunk = op_head_chunk_rows(n, (int)half);
@@ -524,7 +526,7 @@ static void case_head_of_two(Dump *d, int64_t n, int C, int V) {
             (void *[]){x, wte, dx, targets, losses, dwte, all, rank[0].workspace, rank[1].workspace, NULL});
 }
 
-// Integers from -2 to 2: their logits are exact in every precision and order, and many are equal.
+// Integers from -2 to 2. Their logits are exact in every precision and order, and many are equal.
 static floatX *small_numbers(Lab *lab, int64_t n) {
     int32_t *ids = random_ids(lab, n, 5), *host = (int32_t *)xmalloc((size_t)n * sizeof *host, "numbers");
     floatX *numbers = (floatX *)xmalloc((size_t)n * sizeof *numbers, "numbers");
@@ -562,8 +564,8 @@ static void dump_scores(Dump *d, const HeadScore *memory, int64_t n) {
     free(scores);
 }
 
-// A rank with ids first .. first + rows - 1, of which `columns` are real. Targets are ids of all
-// ranks; every seventh row has none.
+// A rank with ids first to first + rows - 1, of which the first `columns` are not padding. Targets
+// are ids of all ranks; every seventh row has none.
 static void case_head_scores(Dump *d, int64_t n, int C, int first, int rows, int columns) {
     Lab *lab = &d->lab;
     int64_t chunk = op_head_chunk_rows(n, rows);
@@ -606,14 +608,15 @@ static void cases_head(Dump *d) {
     case_head(d, 200, 128, 1024, true, false);
     case_head(d, 40, 16, 50304, false, true);
     case_head(d, 40, 64, 136, true, true);
-    // Several chunks on a GPU, and rows larger than its shared memory.
+    // On a GPU: several chunks, and rows larger than shared memory.
     case_head(d, 4200, 16, 131072, true, true);
 }
 
 // --- attention -----------------------------------------------------------------------------------
 
-// documents: 0 none, 1 document starts, 2 all starts 0, which gives the result without documents
-// but excludes fused kernels on a GPU. groups: groups of heads that share keys and values, or 0.
+// documents: 0 none, 1 random document starts, 2 all starts are 0 (same result as without
+// documents, but excludes fused kernels on a GPU). groups: groups of heads that share keys and
+// values, or 0.
 static void case_groups(Dump *d, int B, int T, int NH, int groups, int HD, int documents, float p) {
     Lab *lab = &d->lab;
     int64_t out_size = (int64_t)B * T * NH * HD;
@@ -650,7 +653,7 @@ static void case_groups(Dump *d, int B, int T, int NH, int groups, int HD, int d
     op_attention_backward(lab->stream, &a);
     dump_x(d, "out", out, out_size, 't');
     dump_x(d, "dqkv", dqkv, qkv_size, 't');
-    a.by_kind = true;  // the same values, read in another layout
+    a.by_kind = true;  // reads the same memory as another layout
     if (groups) {
         op_attention_forward(lab->stream, &a);
         op_attention_backward(lab->stream, &a);
@@ -668,7 +671,7 @@ static void cases_attention(Dump *d) {
     case_groups(d, 2, 256, 8, 2, 64, 0, 0);
     case_groups(d, 1, 512, 6, 1, 128, 0, 0);
     case_groups(d, 3, 128, 12, 4, 80, 0, 0);
-    case_groups(d, 2, 100, 6, 2, 64, 0, 0);  // lengths for this program's kernels
+    case_groups(d, 2, 100, 6, 2, 64, 0, 0);  // not divisible by 64: this program's kernels on a GPU
     case_groups(d, 2, 130, 4, 1, 128, 1, 0.1f);
     case_groups(d, 1, 200, 6, 3, 256, 2, 0);
     case_attention(d, 2, 64, 3, 64, 0, 0);
@@ -694,7 +697,7 @@ static void cases_attention(Dump *d) {
     case_attention(d, 1, 128, 3, 80, 2, 0.2f);
 }
 
-// T new positions after `before` cached ones, in a cache with unused capacity.
+// T new positions after `before` cached ones. The cache has unused capacity.
 static void case_cached(Dump *d, int T, int before, int NH, int groups, int HD) {
     Lab *lab = &d->lab;
     int keys = before + T, room = keys + 7;
@@ -721,7 +724,7 @@ static void case_cached(Dump *d, int T, int before, int NH, int groups, int HD) 
     op_cache_append(lab->stream, &a);
     op_cached_attention(lab->stream, &a);
     dump_x(d, "out", out, out_size, 't');
-    // Cached keys of the first group: copies, so they must be exact.
+    // The cached keys of the first group are copies, so they must be exact.
     dump_x(d, "keys", cached, (int64_t)keys * HD, 'e');
     release(lab, (void *[]){qkv, out, cached, values, workspace, NULL});
 }

@@ -1,12 +1,13 @@
-// Checks properties of ops that need no reference from the other backend. The same inputs give the
-// same bits. Attention uses one dropout mask in forward and backward (a backend may choose the
-// mask), with the right density, different in every layer. Computing some rows or heads gives the
-// same bits as computing all. Prints ok / not ok lines and a count; exit code 0 if all checks
-// passed.
+// Checks properties of ops that need no reference from the other backend:
+//   - repeated calls with the same inputs are bitwise identical
+//   - attention's dropout mask (chosen by the backend) is the same in forward and backward, has the
+//     right density, and differs between layers
+//   - computing some rows or heads is bitwise identical to computing all
+// Prints ok / not ok lines and a count. Exit code 0 if all checks passed.
 //
 //   ops_invariants [--deterministic]
 //
-// With the flag, attention's backward must also repeat bit for bit.
+// With the flag, repeated backward passes of attention must be bitwise identical too.
 #include "test/gpu/ops_data.h"
 
 typedef struct Checks {
@@ -53,8 +54,7 @@ static double *random_doubles(Lab *lab, int64_t n) {
     return x;
 }
 
-// --- repeated calls are bitwise identical
-// ----------------------------------------------------------
+// --- repeated calls ------------------------------------------------------------------------------
 
 enum { RB = 4, RT = 512, RC = 256, RV = 1024, RN = RB * RT };
 
@@ -92,7 +92,7 @@ static void repeat_norm_and_embedding(Lab *lab, Checks *v) {
         op_bias_gradient(lab->stream, dgamma + 2 * RC, dresidual, sum, RN, RC, NULL);
     }
     report(v, same_bits(lab, result[0], result[1], results * sizeof(float)),
-           "embedding and LayerNorm backward repeat themselves", 0);
+           "embedding and LayerNorm backward are bitwise reproducible", 0);
     release(lab, (void *[]){tokens, start, positions, x, dy, gamma, y, mean, rstd, sum, dresidual, result[0],
                             result[1], NULL});
 }
@@ -129,13 +129,13 @@ static void repeat_head_and_linear(Lab *lab, Checks *v) {
         op_bias_gradient(lab->stream, result[i] + RV * RC, dy, NULL, RN, RV, workspace);
     }
     report(v, same_bits(lab, result[0], result[1], results * sizeof(float)),
-           "head and linear backward repeat themselves: weight gradients and loss", 0);
+           "head and linear backward are bitwise reproducible: weight gradients and loss", 0);
     report(v, same_bits(lab, dx[0], dx[1], RN * RC * sizeof(floatX)),
-           "head backward repeats itself: input gradient", 0);
+           "head backward is bitwise reproducible: input gradient", 0);
     release(lab, (void *[]){workspace, x, w, dy, targets, losses, result[0], result[1], dx[0], dx[1], NULL});
 }
 
-// With the whole vocabulary on one rank, computing logits and gradients in two calls per chunk is
+// If one rank has the whole vocabulary, computing logits and gradients in two calls per chunk is
 // bitwise identical to op_head.
 static void head_in_two_calls(Lab *lab, Checks *v) {
     floatX *x = random_x(lab, RN * RC, 0, 1), *w = random_x(lab, RV * RC, 0, 0.1), *dx[2];
@@ -182,8 +182,8 @@ static void head_in_two_calls(Lab *lab, Checks *v) {
 
 // --- parts of a micro-batch ----------------------------------------------------------------------
 
-// A LayerNorm with branch and dropout, forward and backward, in new memory. The residual is x
-// itself. input: x, branch, dresidual and dy.
+// Creates a LayerNorm with branch and dropout for forward and backward in new memory. The residual
+// is x itself. input: x, branch, dresidual and dy.
 static LayerNorm norm_on(Lab *lab, floatX *const input[4], floatX *gamma) {
     LayerNorm a = {RB, RT, RC, 1e-5f, {0.1f, 5, 9, 77}, .gamma = gamma, .beta = gamma};
     floatX *own[3];  // written by the op
@@ -219,7 +219,7 @@ static void norm_of_rows(Lab *lab, Checks *v) {
             a->rows = (Rows){bounds[i], bounds[i + 1] - bounds[i]};
             a->x += at, a->residual += at, a->branch += at, a->dresidual += at, a->dbranch += at;
             a->y += at, a->dy += at, a->mean += bounds[i], a->rstd += bounds[i];
-            if (k == 1) a->gamma = NULL;  // the sum alone
+            if (k == 1) a->gamma = NULL;  // only the sum
             op_layernorm_forward(lab->stream, a);
             op_layernorm_backward(lab->stream, a);
         }
@@ -234,7 +234,7 @@ static void norm_of_rows(Lab *lab, Checks *v) {
     report(v,
            same_bits(lab, whole.x, ends.x, bytes) && same_bits(lab, whole.dbranch, ends.dbranch, bytes) &&
                same_bits(lab, whole.dresidual, ends.dresidual, bytes),
-           "the sum alone has the fused LayerNorm's bits", 0);
+           "the residual sum alone equals the fused LayerNorm's sum bitwise", 0);
     norm_release(lab, &whole);
     norm_release(lab, &parts);
     norm_release(lab, &ends);
@@ -278,7 +278,7 @@ static void repeat_attention(Lab *lab, Checks *v, Call call, const char *what) {
     release(lab, (void *[]){qkv, dout, a.out, a.dqkv, b.out, b.dqkv, NULL});
 }
 
-// Copies `heads` heads starting at `first`, of a tensor that stores `part` head sizes per head.
+// Copies `heads` heads, starting at `first`, from a tensor with `part` x HD values per head.
 static floatX *cut_heads(Lab *lab, const Call *c, const floatX *whole, int part, int first, int heads) {
     const int64_t rows = (int64_t)c->B * c->T, size = part * c->HD;
     floatX *cut = poisoned_x(lab, rows * heads * size);
@@ -288,7 +288,7 @@ static floatX *cut_heads(Lab *lab, const Call *c, const floatX *whole, int part,
     return cut;
 }
 
-// Two ranks with some of the heads each, on kernels that use the dropout masks of ops.h.
+// Two ranks with some heads each, on kernels that use the dropout masks of ops.h.
 static void attention_of_heads(Lab *lab, Checks *v, Call call) {
     floatX *qkv = random_x(lab, 3 * out_size(&call), 0, 1), *dout = random_x(lab, out_size(&call), 0, 1);
     Answer whole = attend(lab, &call, qkv, dout);
@@ -302,7 +302,7 @@ static void attention_of_heads(Lab *lab, Checks *v, Call call) {
         Answer part = attend(lab, &mine, cut[0], cut[1]);
         size_t bytes = (size_t)out_size(&mine) * sizeof(floatX);
         report(v, same_bits(lab, part.out, cut[2], bytes) && same_bits(lab, part.dqkv, cut[3], 3 * bytes),
-               "attention of some heads has the bits of all heads", rank);
+               "attention of some heads is bitwise identical to all heads", rank);
         release(lab, (void *[]){cut[0], cut[1], cut[2], cut[3], part.out, part.dqkv, NULL});
     }
     release(lab, (void *[]){qkv, dout, whole.out, whole.dqkv, NULL});
@@ -311,12 +311,12 @@ static void attention_of_heads(Lab *lab, Checks *v, Call call) {
 // --- attention: dropout's mask, made visible -----------------------------------------------------
 
 // With q = k = 0 the probabilities of query t are 1 / (t + 1). If v is the identity (T = HD), `out`
-// contains the dropped-out probabilities themselves. If dout is the identity, dv contains
-// the transposed probabilities of backward.
+// contains the probabilities after dropout. If dout is the identity, dv contains the transposed
+// probabilities that backward uses.
 enum { SIDE = 64 };  // T and HD
 
-// mask (B, NH, T, T): multiplier of every visible probability in forward. *disagreements: number of
-// entries that differ in backward by more than rounding.
+// Returns the mask (B, NH, T, T) of multipliers in forward. *disagreements: number of entries that
+// differ in backward by more than rounding.
 static double *read_mask(Lab *lab, const Call *c, int64_t *disagreements) {
     int64_t rows = (int64_t)c->B * c->T * c->NH;
     double *qkv = (double *)xcalloc((size_t)rows * 3 * SIDE, sizeof(double), "qkv"),
@@ -384,7 +384,7 @@ static void check_mask(Lab *lab, Checks *v, Call call) {
     report(v, fabs(kept - (1.0 - (double)p)) < 5.0 * sqrt((double)p * (1.0 - (double)p) / visible),
            "dropout: share of kept probabilities is 1 - p within 5 sigma", kept);
     report(v, off < 0.02, "dropout: kept probabilities are multiplied by 1 / (1 - p)", off);
-    // Masks of other layers and samples agree only by chance (both dropped or both kept).
+    // Entries of unrelated masks agree by chance: both are dropped or both are kept.
     double chance = (double)p * (double)p + (1.0 - (double)p) * (1.0 - (double)p),
            spread = 5.0 * sqrt(chance * (1.0 - chance) / visible);
     for (int other = 0; other < 4; other++) {
@@ -480,8 +480,8 @@ static void check_against_double(Lab *lab, Checks *v, Call call) {
             add_errors(dqkv + qkv_at + part * SIDE, qkv_row, head + (5 + part) * AREA, &error[1 + part],
                        &size[1 + part]);
     }
-    // Up to three bf16 roundings (probabilities, gradient of the scores, result), each of at most
-    // 2^-9 relative.
+    // Bounds allow three bf16 roundings (probabilities, gradients of scores, result), each with a
+    // relative error of at most 2^-9.
     const char *names[4] = {"attention with dropout, out", "attention with dropout, dq",
                             "attention with dropout, dk", "attention with dropout, dv"};
     for (int i = 0; i < 4; i++)

@@ -1,6 +1,6 @@
-// An NVTX tool (NVTX_INJECTION64_PATH). Writes every range that starts and ends, and every stream
-// that gets a name, to the file PROFILE_NAMES, as "start NAME", "end NAME" and "stream NAME".
-// test/gpu.sh searches it for the trainer's phases.
+// An NVTX tool (NVTX_INJECTION64_PATH). Writes the starts and ends of ranges and the names of
+// streams to the file PROFILE_NAMES, as "start NAME", "end NAME" and "stream NAME". test/gpu.sh
+// searches it for the trainer's phases.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
-// Tests the collectives over NCCL with any number of ranks: a single process (sends nothing and
-// opens no communicator), or one GPU per rank under mpirun. --nodes N splits the ranks into N
-// nodes, so that the world and both levels of data parallelism have several members. Inside a node,
-// payloads are also copied through memory that its ranks map (comm_share). Links form a ring of all
-// ranks. --emulate-nodes as a fourth argument lets ranks share GPUs (devices.h).
+// Tests the collectives over NCCL with one GPU per rank under mpirun, or in a single process (which
+// sends nothing and opens no communicator). --nodes N splits the ranks into N nodes, so all groups
+// of the mesh have several members. Inside a node, payloads are also copied through memory that
+// ranks map from each other (comm_share). Links form a ring of all ranks. --emulate-nodes as a
+// fourth argument lets ranks share GPUs (devices.h).
 //
 //   mpirun -n 4 test_comm_gpu --nodes 2
 #include <mpi.h>
@@ -14,8 +14,8 @@
 #include "llmc/ranks/devices.h"
 #include "test/gpu/check.h"
 
-// Bytes that rank `from` of the world sends to rank `to` in a group, or that fill slots which must
-// not change.
+// Byte i of the payload that world rank `from` sends to world rank `to` in a group. Also fills
+// slots that must not change.
 static uint8_t message(int from, int to, const Group *group, size_t i) {
     return (uint8_t)(from * 31 + to * 7 + group->size * 3 + (int)(i % 251));
 }
@@ -76,8 +76,8 @@ static void test_all_gather(Checks *c, const Group *group, const Buffers *m, siz
     check(c, wrong == 0, "all-gather of %zu bytes %s: %zu bytes are wrong", bytes, group->name, wrong);
 }
 
-// Exchanges back to back from the same memory, whose contents change in between without
-// synchronization, so that a payload fetched too early or too late belongs to another round.
+// Repeats collectives on the same memory, whose contents change between rounds without
+// synchronization. A payload that is copied too early or too late belongs to another round.
 // offset: position of the payloads in the shared memory.
 static void test_rounds(Checks *c, const Group *node, const Buffers *m, size_t offset, size_t bytes) {
     enum { ROUNDS = 100 };
@@ -88,7 +88,7 @@ static void test_rounds(Checks *c, const Group *node, const Buffers *m, size_t o
     uint8_t *host = (uint8_t *)malloc(2 * ROUNDS * all);
     if (!check(c, log != NULL, "%s", err.what)) return;
     for (int round = 0; round < ROUNDS; round++) {
-        // In every second round one rank is late, so that the others run ahead.
+        // In every second round one rank is late, and the others run ahead.
         if (round % 2 && node->rank == round / 2 % size) stream_synchronize(m->stream);
         for (int to = 0; to < size; to++)
             memset(m->host + to * bytes, round * 64 + node->rank * 8 + to, bytes);
@@ -122,8 +122,8 @@ static void test_rounds(Checks *c, const Group *node, const Buffers *m, size_t o
     free(host);
 }
 
-// The same collectives when the ranks of a node copy from each other, opened twice, and again after
-// sharing has ended.
+// Tests the collectives while ranks of a node copy from each other's memory. Shares the memory
+// twice, and tests the collectives again after sharing has ended.
 static void test_shared(Checks *c, const Mesh *mesh, const Buffers *m, size_t most) {
     const Group *node = &mesh->node;
     Error err = {};
@@ -144,7 +144,7 @@ static void test_shared(Checks *c, const Mesh *mesh, const Buffers *m, size_t mo
     device_free(stream_device(m->stream), flags);
 }
 
-// A ring of links over all ranks, in both directions, with all messages in flight at once.
+// Tests a ring of links over all ranks, in both directions, with all messages in flight at once.
 static void test_links(Checks *c, const Group *world, Link *const out[2], Link *const in[2], const Buffers *m,
                        size_t bytes) {
     enum { MESSAGES = 20 };

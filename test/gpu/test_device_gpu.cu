@@ -1,4 +1,4 @@
-// Tests the CUDA device: refusals, memory, copies that block neither side, order of streams and
+// Tests the CUDA device: refused devices, memory, asynchronous copies, and the order of streams and
 // events.
 #include <cub/device/device_radix_sort.cuh>
 #include <math.h>
@@ -38,7 +38,7 @@ static void test_open(Checks *c, Device *device) {
     check(c, strstr(text, "cuBLASLt") && strstr(text, "cuDNN") && strstr(text, "NCCL"),
           "the libraries are %s", text);
     check(c, available > 0 && available <= total, "%zu of %zu bytes free", available, total);
-    check(c, device_site(device)->rank == 3, "the site is not the one given");
+    check(c, device_site(device)->rank == 3, "the device has another site");
     if (strstr(device_name(device), "H100 80GB HBM3") || strstr(device_name(device), "H200")) {
         check(c, device_peak_flops(device) == 989.4e12, "peak of %s is %g", device_name(device),
               device_peak_flops(device));
@@ -52,9 +52,9 @@ static void test_open(Checks *c, Device *device) {
                   strstr(err.what, "does not exist"),
               "GPU %d: %s", missing[i], err.what);
     }
-    check(c, !device->deterministic, "deterministic from the start");
+    check(c, !device->deterministic, "deterministic mode is on by default");
     device_set_deterministic(device, true);
-    check(c, device->deterministic, "the deterministic mode was not kept");
+    check(c, device->deterministic, "deterministic mode is not on");
 }
 
 static void test_memory(Checks *c, Device *device) {
@@ -89,8 +89,8 @@ static void test_memory(Checks *c, Device *device) {
     device_free(device, word);
 }
 
-// The program's count of allocated bytes agrees with the driver's, up to its granularity of 2 MiB
-// per allocation.
+// The program's count of allocated bytes agrees with the driver's, except for the driver's
+// granularity of 2 MiB per allocation.
 static void test_count(Checks *c, Device *device) {
     Error err = {};
     size_t before = device_allocated(device), taken = device_taken(device), share = device_share(device, 1),
@@ -109,8 +109,8 @@ static void test_count(Checks *c, Device *device) {
     check(c, device_allocated(device) - before == size, "freed memory is still counted");
 }
 
-// Uploads smaller and much larger than the ring buffer, from host memory that is overwritten at
-// once, and downloads of the same data.
+// Uploads data smaller and much larger than the ring buffer, from host memory that is overwritten
+// immediately, and downloads them again.
 static void test_copies(Checks *c, Device *device) {
     Error err = {};
     const size_t sizes[] = {
@@ -127,11 +127,11 @@ static void test_copies(Checks *c, Device *device) {
         stream_synchronize(stream);
         size_t wrong = 0;
         for (size_t j = 0; j < sizes[i]; j++) wrong += back[j] != pattern(j, i);
-        check(c, wrong == 0, "%zu of %zu bytes came back wrong", wrong, sizes[i]);
+        check(c, wrong == 0, "%zu of %zu bytes are wrong after the round trip", wrong, sizes[i]);
     }
     copy_to_device(stream, memory, NULL, 0);
     copy_to_host(stream, NULL, memory, 0);
-    // to, from. 1000 bytes; most ranges overlap.
+    // {to, from} of 1000-byte moves; most ranges overlap.
     const int moves[][2] = {{0, 3}, {3, 0}, {0, 500}, {500, 0}, {0, 1000}, {17, 17}};
     for (int i = 0; i < 6; i++) {
         for (size_t j = 0; j < 2000; j++) host[j] = pattern(j, 9);
@@ -151,7 +151,7 @@ static void test_copies(Checks *c, Device *device) {
     free(back);
 }
 
-// Copies in both directions return at once while the stream is busy. The data arrive in stream
+// Copies in both directions return immediately while the stream is busy. Data are copied in stream
 // order.
 static void test_asynchrony(Checks *c, Device *device) {
     Error err = {};
@@ -179,8 +179,8 @@ static void test_asynchrony(Checks *c, Device *device) {
     device_free(device, word);
 }
 
-// A host function runs in stream order: it sees data downloaded before it, and what it writes is
-// uploaded after it. None of the calls blocks.
+// A host function runs in stream order: it reads data that were downloaded before it, and later
+// uploads see its results. None of the calls blocks.
 typedef struct Doubling {
     const int *from;
     int *to;
@@ -196,7 +196,7 @@ static void test_host_calls(Checks *c, Device *device) {
     Stream *stream = stream_create(device, "compute");
     int *word = (int *)device_alloc(device, 2 * sizeof(int), "a test", &err), back = -1;
     int *pinned = (int *)host_alloc(device, 2 * sizeof(int), "a test", &err);
-    check(c, pinned[0] == 0 && pinned[1] == 0, "host memory is not clear");
+    check(c, pinned[0] == 0 && pinned[1] == 0, "new host memory is not zero");
     double start = monotonic_seconds();
     busy(stream, word, 21, milliseconds);
     copy_to_pinned(stream, pinned, word, sizeof(int));
@@ -210,7 +210,7 @@ static void test_host_calls(Checks *c, Device *device) {
     stream_synchronize(stream);
     copy_to_host(stream, &back, word + 1, sizeof back);
     stream_synchronize(stream);
-    check(c, back == 42, "%d came up, not 42", back);
+    check(c, back == 42, "%d was uploaded, not 42", back);
     stream_destroy(stream);
     device_free(device, word);
     host_free(device, pinned);
@@ -233,7 +233,7 @@ static void test_events(Checks *c, Device *device) {
     copy_on_device(second, word + 1, word, sizeof(int));  // ordered by the event
     copy_to_host(second, back + 1, word + 1, sizeof(int));
     stream_synchronize(second);
-    check(c, back[0] == 0, "a stream waited for another one without an event");
+    check(c, back[0] == 0, "a stream waited for another stream without an event");
     check(c, back[1] == 5, "a stream did not wait for an event: %d", back[1]);
     double ms = event_elapsed_ms(start, stop);
     check(c, ms >= 99 && ms < 150, "100 ms of work took %.2f ms by the events", ms);

@@ -1,10 +1,11 @@
 // Tests the linear layers on a GPU against fp64 on the host, and checks that a second call is
-// bitwise identical. --speed also prints GEMM rates of a 125M model's layer at micro-batch 32,
-// sequence length 2048.
+// bitwise identical. --speed also prints GEMM rates of a layer of the 125M model at micro-batch
+// size 32 and sequence length 2048.
 //
-// Tolerances are error bounds: half a unit in the last place of bf16 for the stored value (at most
-// 2^-8 of it), k x 2^-23 x sum of |a b| for fp32 sums in any order, and 2^-11 for the hardware's
-// tanh, times its factor.
+// Tolerances are the sum of these error bounds:
+//   stored value  half a unit in the last place of bf16 (at most 2^-8 of the value)
+//   fp32 sums     k x 2^-23 x sum of |a b|, in any order
+//   tanh          2^-11 for the hardware's tanh, times its factor
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -60,7 +61,7 @@ static floatX *fetch(Bench *b, const void *device, int64_t count, size_t size) {
     return host;
 }
 
-// (1 + tanh(u)) / 2 without the cancellation that loses all digits below u = -19.
+// (1 + tanh(u)) / 2 without cancellation, which would lose all digits below u = -19.
 static double exact_gate(double x) {
     return 1.0 / (1.0 + exp(-2.0 * 0.7978845608028654 * (x + 0.044715 * x * x * x)));
 }
@@ -117,8 +118,8 @@ static void test_forward(Bench *b, int64_t N, int C, int OC, bool with_pre, bool
             double summed = C * 0x1p-23 * size;
             if (with_pre) {
                 compare(&worst_pre, i, floatX_to_float(got_pre[i]), sum, bf16_half_ulp(sum) + summed);
-                // GELU of the sum before or after rounding, depending on the epilogue; |GELU'| <=
-                // 1.13
+                // Depending on the epilogue, GELU is applied before or after the sum is rounded.
+                // |GELU'| <= 1.13.
                 compare(&worst_y, i, floatX_to_float(got_y[i]), exact_gelu(sum),
                         bf16_half_ulp(exact_gelu(sum)) + 1.13 * (summed + bf16_half_ulp(sum)) +
                             fabs(sum) * 0x1p-11);
@@ -132,7 +133,7 @@ static void test_forward(Bench *b, int64_t N, int C, int OC, bool with_pre, bool
     op_linear_forward(b->stream, &linear);
     floatX *again = fetch(b, y, N * OC, sizeof(floatX));
     check(b->checks, memcmp(again, got_y, (size_t)(N * OC) * sizeof(floatX)) == 0,
-          "a second forward gives different bits");
+          "a second forward differs");
     values_free(b, &x), values_free(b, &w), values_free(b, &bias);
     device_free(b->device, y), device_free(b->device, pre), device_free(b->device, workspace);
     free(got_y), free(got_pre), free(again);
@@ -150,8 +151,8 @@ static void check_dx(Bench *b, const floatX *dx, const Values *dy, const Values 
                 sum += at(dy, n * OC + o) * at(w, (int64_t)o * C + k),
                     size += fabs(at(dy, n * OC + o) * at(w, (int64_t)o * C + k));
             double p = pre ? at(pre, n * C + k) : 0.0, slope = pre ? exact_gelu_derivative(p) : 1.0;
-            // The product may be rounded before it is multiplied by the slope. The slope's gate may
-            // come from the hardware's tanh, which has a relative error of 2^-11.
+            // The product may be rounded before it is multiplied by GELU'. GELU' may be computed
+            // with the hardware's tanh, which has a relative error of 2^-11.
             double bound = bf16_half_ulp(sum * slope) + OC * 0x1p-23 * size * 1.13;
             if (pre)
                 bound += fabs(slope) * bf16_half_ulp(sum) +
@@ -162,7 +163,7 @@ static void check_dx(Bench *b, const floatX *dx, const Values *dy, const Values 
     check_worst(b, &worst, pre ? "dx through GELU" : "dx", N, C, OC);
 }
 
-// Expects `before` plus the sum over `passes` equal micro-batches.
+// Compares dw and dbias with `before` plus the sum over `passes` equal micro-batches.
 static void check_dw(Bench *b, const float *dw, const float *dbias, float before, int passes,
                      const Values *dy, const Values *x, int64_t N, int C, int OC) {
     Worst worst = {}, worst_bias = {};
@@ -185,8 +186,8 @@ static void check_dw(Bench *b, const float *dw, const float *dbias, float before
     if (dbias) check_worst(b, &worst_bias, "dbias", N, C, OC);
 }
 
-// dpre_bias (C) after `passes` equal micro-batches with result dx (N, C), summed before or after dx
-// is rounded.
+// Compares dpre_bias (C) with the sum of dx (N, C) over `passes` equal micro-batches. The kernel
+// may sum before or after dx is rounded.
 static void check_dpre_bias(Bench *b, const float *device_bias, const floatX *device_dx, int passes,
                             int64_t N, int C) {
     float *got = (float *)fetch(b, device_bias, C, sizeof(float));
@@ -244,12 +245,12 @@ static void test_backward(Bench *b, int64_t N, int C, int OC, bool with_pre) {
         } else {
             check(b->checks,
                   memcmp(got_dw, first_dw, dw_bytes) == 0 && memcmp(got_dbias, first_dbias, dbias_bytes) == 0,
-                  "a second backward gives different bits");
+                  "a second backward differs");
             free(got_dw), free(got_dbias);
         }
     }
     if (with_pre) check_dpre_bias(b, dpre_bias, dx, 4, N, C);
-    linear.dx = NULL;  // dw alone, once
+    linear.dx = NULL;  // only dw, once
     linear.overwrite = true;
     op_linear_backward(b->stream, &linear);
     float *dw_after = (float *)fetch(b, dw, (int64_t)OC * C, sizeof(float));
@@ -276,20 +277,21 @@ static void test_gelu(Bench *b) {
         Worst worst = {};
         for (int64_t i = 0; i < lengths[l]; i++) {
             double exact = exact_gelu(at(&pre, i));
-            // e^-2u in fp32, u up to 25.
+            // The kernel computes e^-2u in fp32, with u up to 25.
             compare(&worst, i, floatX_to_float(got[i]), exact, bf16_half_ulp(exact) + fabs(exact) * 0x1p-15);
         }
         check(b->checks, worst.ratio <= 1.0, "GELU of %g is off by %g times its bound", at(&pre, worst.at),
               worst.ratio);
-        check(b->checks, got[lengths[l]] == 0, "GELU of %lld values wrote one more", (long long)lengths[l]);
+        check(b->checks, got[lengths[l]] == 0, "GELU of %lld values wrote past the end",
+              (long long)lengths[l]);
         free(got);
     }
     values_free(b, &pre);
     device_free(b->device, y);
 }
 
-// More shapes than the first hash table holds, each used twice: cached plans must be the right
-// ones.
+// Uses more shapes than the initial hash table of GEMM plans holds, each one twice, to check that
+// the right plan is found.
 static void test_many_shapes(Bench *b) {
     Values x = random_values(b, 256 * 64, 1.0f), w = random_values(b, 64 * 64, 0.5f);
     floatX *y = (floatX *)new_memory(b, 256 * 64 * sizeof(floatX));
@@ -305,8 +307,8 @@ static void test_many_shapes(Bench *b) {
             for (int k = 0; k < 64; k++) sum += at(&x, (N - 1) * 64 + k) * at(&w, 63 * 64 + k);
             check(b->checks,
                   fabs(floatX_to_float(got[N * 64 - 1]) - sum) <= bf16_half_ulp(sum) + 64 * 0x1p-23 * 64,
-                  "the last of %lld rows", (long long)N);
-            check(b->checks, got[N * 64] == 0, "%lld rows: one more was written", (long long)N);
+                  "the last of %lld rows is wrong", (long long)N);
+            check(b->checks, got[N * 64] == 0, "%lld rows: wrote past the end", (long long)N);
             free(got);
         }
     }

@@ -1,6 +1,6 @@
-// Compares normal numbers (llmc/base/normal.h) and their intermediate values on the GPU and on the
-// host, in double, before rounding can hide differences in the last bit; and op_init_weights with
-// the host's numbers, for tensors of realistic sizes.
+// Compares normal random numbers (llmc/base/normal.h) and their intermediate values on GPU and host
+// in double precision, because rounding could hide differences in the last bit. Also compares
+// op_init_weights with the host's numbers for tensors of realistic sizes.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "llmc/ops.h"
 #include "test/gpu/check.h"
 
-// Values compared for 128 random bits.
+// The intermediate values and the result for 128 random bits.
 struct Drawn {
     double uniform, logarithm, near_one, near_zero, cosine, sine, normal[2];
 };
@@ -19,7 +19,7 @@ static const char *const PART[] = {"uniform", "logarithm", "logarithm near 1", "
 enum { PARTS = sizeof PART / sizeof PART[0], CORNERS = 7, SEED = 99, STREAM = 7 };
 static_assert(sizeof(Drawn) == PARTS * sizeof(double), "Drawn is an array of doubles");
 
-// The first draws use words from the ends and middle of their range, the others random words.
+// The first draws use words from the ends and the middle of their range; the others are random.
 static __host__ __device__ Philox4 words_of(uint64_t i) {
     const uint32_t corner[CORNERS] = {0,           2048,        0x40000000u, 0x7FFFFFFFu,
                                       0x80000000u, 0xC0000000u, 0xFFFFFFFFu};

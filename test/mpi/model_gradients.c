@@ -1,16 +1,16 @@
 // See model_gradients.h. In each step every rank runs forward and backward on its own tokens and
-// sends its raw gradients to the simulator of its data-parallel group. Reductions, step status,
-// AdamW and gathers then run through Zero and in the simulator, and both sides are compared.
-// Gradients may differ between backends: the simulator starts from those that the ranks computed.
-// Since each step continues with the updated weights, errors also propagate.
+// sends its local gradients to the simulator of its data-parallel group. Zero and the simulator
+// then both compute reductions, step status, AdamW and gathers, and the results are compared.
+// Backends may compute different local gradients, because the simulator does not compute any. Each
+// step uses the weights of the previous one, so an error also shows in later steps.
 //
-// Odd steps reduce after the backward, so that the reduced gradients can be compared before AdamW.
-// Even steps run as in the trainer: a second backward over the same tokens reports its layers to
-// Zero as they complete, and nothing waits until the weights are gathered.
+// Odd steps reduce after the backward pass and compare the reduced gradients before AdamW. Even
+// steps run as in the trainer: a second backward pass over the same tokens reports completed layers
+// to Zero, and there is no synchronization until the weights are gathered.
 //
-// Under optim_grads a step has several micro-batches, and the memory of a micro-batch's gradients
-// is reused for the next layers. So a second model, which keeps all gradients and reduces none,
-// computes them for the simulator from the same weights.
+// Under optim_grads a step has several micro-batches, and gradient memory is reused by the next
+// layers. So a second model with the same weights computes the local gradients for the simulator.
+// It keeps all gradients and reduces none.
 #include "test/mpi/model_gradients.h"
 
 #include <math.h>
@@ -32,14 +32,13 @@ static const float WEIGHT_DECAY = 0.1f;
 
 enum { PRESET_FLAGS = 12 };  // maximum
 
-// Flags of a preset, and the formats that must follow from them: Zero reads the flags, the
-// simulator uses the formats.
+// A preset as flags (for Zero) and as formats (for the simulator), which must be equivalent.
 typedef struct ModelPreset {
     const char *name;
     const char *flags[PRESET_FLAGS + 1];  // NULL at the end
     GradFormat grad;
     WeightFormat weight;
-    int micro_batches;  // micro-batches of a step under optim_grads; 0: under optim, one
+    int micro_batches;  // micro-batches of a step under optim_grads; 0: optim with one micro-batch
 } ModelPreset;
 
 #define F CODEC_FP32
@@ -93,8 +92,7 @@ static const ModelPreset presets[] = {
 };
 enum { PRESETS = sizeof presets / sizeof *presets };
 
-// One bucket per layer if the groups allow it, so that gradients are reduced while others are being
-// computed.
+// Small buckets: one per layer if the group sizes allow it, so reductions overlap with backward.
 static const char *const model_flags[] = {"test",
                                           "--bf16",
                                           "--use-distributed-optimizer",
@@ -131,8 +129,8 @@ enum {
     LAYOUT_FLAGS = 5,
     SHARD_FLAGS = 4
 };
-// With many CPU ranks on few cores, and one process that simulates them all, the model has a
-// quarter of the parameters.
+// With more CPU ranks than this the model has a quarter of the parameters, because they share few
+// cores and one process simulates them all.
 enum { FEW_RANKS = 4 };
 static const char *const few_ranks_size[SIZE_FLAGS] = {"--hidden-size", "128", "--num-attention-heads", "2",
                                                        "--vocab-size",  "999"};
@@ -152,18 +150,18 @@ typedef struct Model {
     Stream *compute;
     LayoutTensor *tensors;
     // host memory
-    float *local;         // (arena) this rank's gradients, straight from backward
-    float *found;         // (arena) downloaded from the device
-    float *every;         // on the group's root: (dp, arena) gradients of all ranks
-    float **all;          // (dp) on the root: start of each rank's gradients
+    float *local;         // (arena) this rank's gradients from backward
+    float *found;         // (arena) results downloaded from the device
+    float *every;         // (dp, arena) gradients of all ranks, only on the group's root
+    float **all;          // (dp) each rank's gradients in `every`
     float *losses;        // (dp)
-    StepRecord *records;  // (world) simulated
-    struct Model *whole;  // computes whole gradients; NULL under optim
+    StepRecord *records;  // (world) simulated records
+    struct Model *whole;  // second model, which keeps all gradients; NULL under optim
     int first;            // index of the first micro-batch for load_tokens
-    Simulator sim;        // complete on the root; elsewhere only the arrays for broadcasts
+    Simulator sim;        // complete on the root; other ranks have only the arrays for broadcasts
 } Model;
 
-// Rank 0 of a data-parallel group simulates the group.
+// The simulated group. Its first rank is the root, which runs the simulator.
 static const Group *group_of(const Model *m) { return &m->rank->mesh->dp; }
 static bool is_root(const Model *m) { return group_of(m)->rank == 0; }
 
@@ -176,7 +174,7 @@ static void download(const Model *m, void *host, const void *device, size_t byte
     stream_synchronize(m->compute);
 }
 
-// shared: shard gradients if the preset asks for it.
+// shared: applies the preset's gradient sharding.
 static bool configure(Model *m, bool shared, Error *err) {
     const Mesh *mesh = m->rank->mesh;
     char *argv[MODEL_FLAGS + SIZE_FLAGS + LAYOUT_FLAGS + SHARD_FLAGS + PRESET_FLAGS], tp[16], pp[16],
@@ -201,8 +199,8 @@ static bool configure(Model *m, bool shared, Error *err) {
     return config_finish(&m->config, mesh->world.size, end_of_document + 1, end_of_document, err);
 }
 
-// If several ranks hold the same elements, only the first one counts them. The simulator determines
-// this independently, to detect errors in the model's table.
+// If several ranks hold the same elements, only the first one counts them in the norm. Computed
+// here independently, to detect errors in the model's table.
 static void set_uncounted(Model *m) {
     const Mesh *mesh = m->rank->mesh;
     for (int t = 0; t < m->gpt.tensors; t++) {
@@ -291,8 +289,8 @@ static int micro_batches_of(const Model *m) {
     return m->preset->micro_batches ? m->preset->micro_batches : 1;
 }
 
-// A LoadMicroBatch. Loads the replica's micro-batch of the step: tokens with small ids are more
-// frequent, and the target of each is the next token.
+// A LoadMicroBatch. Small token ids are more frequent, and the target of each token is the next
+// one.
 static void load_tokens(Model *m, Pass *pass) {
     const GPT *gpt = &m->gpt;
     int k = pass->micro_batch;
@@ -327,8 +325,8 @@ static void run_micro_batches(Model *m, int count) {
     gpt_end_backward(&m->gpt);
 }
 
-// A bucket is reduced by the zero_reduce_unit call of its last unit. Requires `more` additional
-// calls; HELD keeps a backward from reducing anything.
+// A bucket is reduced once zero_reduce_unit has been called for all of its units. This makes it
+// wait for `more` additional calls. With HELD, a backward pass reduces nothing.
 static void hold_back(Model *m, int more) {
     for (int b = 0; b < m->zero->base.layout.buckets; b++) {
         const Bucket *bucket = &m->zero->base.layout.bucket[b];
@@ -336,8 +334,8 @@ static void hold_back(Model *m, int more) {
     }
 }
 
-// Does what a pipeline stage does before its first forward pass of a step. The only effect must be
-// traffic counts.
+// Warms up like a pipeline stage before the first forward pass of a step. The only effect must be
+// on traffic counts.
 static void warm_up(Model *m) {
     zero_warm_up(m->zero, true);
     for (int again = 0; again < 2; again++) {
@@ -350,15 +348,15 @@ static void warm_up(Model *m) {
     zero_warm_up(m->zero, false);
 }
 
-// Runs the trainer's step up to zero_update, with this many micro-batches. overlapped: reduces
-// layers as they complete; otherwise reduces none.
+// Runs the trainer's step before zero_update, with this many micro-batches. overlapped: reduces
+// layers as they complete; otherwise nothing is reduced.
 static void backward(Model *m, uint32_t step, int micro_batches, bool overlapped) {
     zero_step_begins(m->zero, step);
     if (!overlapped) hold_back(m, HELD);
     run_micro_batches(m, micro_batches);
 }
 
-// Collects m->local of all ranks on the root.
+// Gathers m->local of all ranks on the root.
 static void collect_gradients(Model *m) {
     int arena = (int)m->zero->base.layout.arena_elements;
     MPI_Gather(m->local, arena, MPI_FLOAT, m->every, arena, MPI_FLOAT, 0, group_of(m)->mpi);
@@ -376,7 +374,7 @@ static void collect(Model *m) {
     collect_gradients(m);
 }
 
-// The gradients of 1-D tensors accumulate: clears the result of a backward, as zero_update does.
+// Clears the gradients of 1-D tensors, which accumulate, as zero_update does.
 static void clear_tails(Model *m) {
     for (int b = 0; b < m->zero->base.layout.buckets; b++) {
         const Bucket *bucket = &m->zero->base.layout.bucket[b];
@@ -385,8 +383,8 @@ static void clear_tails(Model *m) {
     }
 }
 
-// Computes in m->found the sum of the rank's gradients of `count` micro-batches, starting at index
-// `first`.
+// Computes the sum of this rank's local gradients over `count` micro-batches, starting at
+// micro-batch `first`, in m->found.
 static void whole_gradients(Model *m, uint32_t step, int first, int count) {
     Model *whole = m->whole;
     clear_tails(whole);
@@ -396,7 +394,8 @@ static void whole_gradients(Model *m, uint32_t step, int first, int count) {
     download(m, m->found, whole->zero->grads.whole, arena_bytes(m));
 }
 
-// Copies buckets to m->local: either those whose gradients are accumulated, or the others.
+// Copies buckets to m->local: if `stay`, the buckets whose gradients accumulate over micro-batches,
+// otherwise the others.
 static void take_buckets(Model *m, bool stay) {
     for (int b = 0; b < m->zero->base.layout.buckets; b++) {
         const Bucket *bucket = &m->zero->base.layout.bucket[b];
@@ -406,8 +405,8 @@ static void take_buckets(Model *m, bool stay) {
     }
 }
 
-// Simulates the reductions of a step's micro-batches; results are in sim->reduced. The bucket of
-// the embeddings is reduced once, the others in each micro-batch.
+// Simulates the reductions of a step's micro-batches into sim->reduced. The bucket of the
+// embeddings is reduced once per step, the others in each micro-batch.
 static void simulate_micro_batches(Model *m, uint32_t step) {
     const BucketLayout *plan = &m->zero->base.layout;
     int count = m->preset->micro_batches;
@@ -445,7 +444,8 @@ static void reduce(Model *m, uint32_t step, bool overlapped) {
 
 static float rate_of(uint32_t step) { return 2e-3f / (float)step; }
 
-// The roots of all groups exchange their ranks' records before the step status is computed.
+// Simulates the step. The roots of all groups exchange their records before computing the step
+// status.
 static void simulate(Model *m, uint32_t step) {
     const Mesh *mesh = m->rank->mesh;
     Simulator *sim = &m->sim;
@@ -467,7 +467,7 @@ static void simulate(Model *m, uint32_t step) {
 
 // --- comparisons ---------------------------------------------------------------------------------
 
-// "2 x 2 ranks": nodes and ranks per node of a data-parallel group.
+// Returns a name like "2 x 2 ranks": nodes and ranks per node of a data-parallel group.
 static const char *shape_name(const ModelRank *rank, char *text, size_t bytes) {
     const Mesh *mesh = rank->mesh;
     int tp = mesh->tp.size, pp = mesh->pp.size;
@@ -486,8 +486,8 @@ static bool complain(const Model *m, uint32_t step, const char *what, int64_t at
     return false;
 }
 
-// Checks that the inputs are gradients of a model: every tensor has a nonzero gradient, ranks
-// differ, and the loss of the untrained model is close to a uniform guess.
+// Checks that local gradients are plausible: every tensor has a nonzero gradient, ranks differ, and
+// the untrained model's loss is close to log(V), the loss of a uniform guess.
 static bool plausible(const Model *m, uint32_t step) {
     const BucketLayout *plan = &m->zero->base.layout;
     for (int t = 0; t < plan->tensors; t++) {
@@ -514,8 +514,8 @@ static bool same_bits(const Model *m, uint32_t step, const char *what, const flo
     return complain(m, step, what, i);
 }
 
-// This rank's ranges must hold the reduced gradient, the rest of the arena the result of the
-// backward. updated: after AdamW, which clears gradients of 1-D tensors.
+// In the arena this rank's ranges must contain the reduced gradient, and the rest the local
+// gradients. updated: after AdamW, which clears gradients of 1-D tensors.
 static bool same_gradients(const Model *m, uint32_t step, bool updated) {
     const BucketLayout *plan = &m->zero->base.layout;
     int64_t rank = m->rank->mesh->dp.rank;
@@ -537,7 +537,7 @@ static bool same_gradients(const Model *m, uint32_t step, bool updated) {
     return ok;
 }
 
-// This rank's ranges must hold the sum over the micro-batches.
+// This rank's ranges must contain the sum over the micro-batches.
 static bool same_ranges(const Model *m, uint32_t step) {
     const BucketLayout *plan = &m->zero->base.layout;
     bool ok = true;
@@ -603,8 +603,8 @@ static bool same_replica(const Model *m, uint32_t step) {
     return true;
 }
 
-// Checks that all ranks which hold the tensor have the same weights, by broadcasting the first
-// rank's. Collective over the group of those ranks. tensor: row in this rank's table.
+// Broadcasts the weights of a tensor from the first rank of the group and compares them. Collective
+// over the group, whose ranks all hold the tensor. tensor: row in this rank's table.
 static bool same_copy(const Model *m, uint32_t step, const Group *group, int tensor) {
     const floatX *own = (const floatX *)m->found + m->zero->base.layout.tensor_arena[tensor];
     int bytes = (int)(m->tensors[tensor].numel * (int64_t)sizeof *own);
@@ -616,8 +616,8 @@ static bool same_copy(const Model *m, uint32_t step, const Group *group, int ten
     return same || complain(m, step, "different copy of tensor", tensor);
 }
 
-// Checks the tensors that tensor parallelism does not split, and the tied embedding on the last
-// stage.
+// Compares the copies of tensors that tensor parallelism does not split, and of the tied embedding
+// on the last stage.
 static bool same_copies(const Model *m, uint32_t step) {
     bool ok = true;
     download(m, m->found, m->zero->weights.arena,
@@ -679,9 +679,9 @@ static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *befor
     return same_gradients(m, step, false);
 }
 
-// Checks that the gradients of some layers are sharded, i.e. that the preset's groups leave them
-// separate buckets. With 16 ranks and groups of 256 they do not, because the smallest bucket is
-// larger than a layer.
+// Checks that the gradients of some layers are sharded, which requires separate buckets for layers.
+// With 16 ranks and groups of 256 there are none, because the smallest bucket is larger than a
+// layer.
 static bool some_shared(const Model *m, uint32_t step) {
     int shared = 0;
     for (int b = 0; b < m->zero->base.layout.buckets; b++)

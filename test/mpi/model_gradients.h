@@ -1,10 +1,9 @@
-// Compares the exact regime on a GPT's own gradients, run through llmc/state/zero.c as in the
-// trainer, bit for bit with the one-process simulator. Complements the synthetic tensors of
-// test_sdp4bit_mpi.c (which calls this) with real layouts, real gradient magnitudes, and weights
-// that affect the next step.
+// Compares llmc/state/zero.c on a GPT's gradients bit for bit with the single-process simulator.
+// test_sdp4bit_mpi.c, which calls this, uses synthetic tensors. The GPT adds real layouts, real
+// gradient magnitudes, and weights that affect the gradients of the next step.
 //
-// With tensor or pipeline parallelism each data-parallel group is simulated by its first rank, from
-// the group's parts of the model.
+// With tensor or pipeline parallelism the first rank of each data-parallel group simulates the
+// group, with the group's part of the model.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/model/pipeline_schedule.h"
@@ -12,7 +11,7 @@
 #include "sdp4bit/lanes.h"
 LLMC_BEGIN
 
-// One rank of a shape, ready to run. All members belong to the caller.
+// This rank in one parallel layout. All members belong to the caller.
 typedef struct ModelRank {
     Device *device;
     Lanes *lanes;
@@ -22,9 +21,9 @@ typedef struct ModelRank {
     bool sequence;      // --sequence-parallel
 } ModelRank;
 
-// Trains a small model for a few steps under every preset and prints ok / not ok for each on rank
-// 0. Returns the number of failures, the same on all ranks. Collective over MPI_COMM_WORLD.
-// Switches the device to deterministic mode. Ends the job if a model cannot be set up (EXIT_USAGE,
+// Trains a small model for a few steps under every preset. Rank 0 prints ok / not ok for each.
+// Returns the number of failures, the same on all ranks. Collective over MPI_COMM_WORLD. Switches
+// the device to deterministic mode. Ends the job if a model cannot be set up (EXIT_USAGE,
 // EXIT_ENVIRONMENT).
 int model_gradients_failures(const ModelRank *rank);
 

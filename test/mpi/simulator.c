@@ -1,12 +1,11 @@
-// See simulator.h. Sections follow sdp4bit/README.md: effect of a message on its values, reduction,
-// norm, step status, AdamW, weights.
+// See simulator.h. The sections follow sdp4bit/README.md.
 #include "test/mpi/simulator.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-// --- effect of a message on n values -----------------------------------------------------------
+// --- quantizing and decoding n values ----------------------------------------------------------
 
 typedef struct Hop {
     Codec codec;
@@ -15,12 +14,12 @@ typedef struct Hop {
     RoundingKey key;
 } Hop;
 
-// Sum of n values (a power of two) as a perfect binary tree.
+// Sums n values (a power of two) as a perfect binary tree.
 static float tree_of(const float *x, int n) {
     return n == 1 ? x[0] : tree_of(x, n / 2) + tree_of(x + n / 2, n / 2);
 }
 
-// One group of EDEN: quantized and decoded.
+// Quantizes and decodes one group of EDEN.
 static void send_eden(float *x, uint32_t largest, int bits) {
     float z[256], term[256], sign[256];
     EdenLift e = eden_lift(largest);
@@ -38,7 +37,8 @@ static void send_eden(float *x, uint32_t largest, int bits) {
     for (int i = 0; i < 256; i++) x[i] = e.coded && !isnan(scale) ? sign[i] * x[i] * scale : scale;
 }
 
-// One group: quantized and decoded. logical: logical offset of x[0], for the rounding bits.
+// Quantizes and decodes one group. logical: logical offset of x[0], which selects the rounding
+// bits.
 static void send_group(float *x, int group, const Hop *hop, int64_t logical) {
     int levels = codec_info(hop->codec).levels;
     uint32_t largest = 0;
@@ -63,7 +63,7 @@ static void send_group(float *x, int group, const Hop *hop, int64_t logical) {
     }
 }
 
-// n: a multiple of the group size for quantizing codecs.
+// Quantizes and decodes n values, a multiple of the group size for quantizing codecs.
 static void send(float *x, int64_t n, const Hop *hop, int64_t logical) {
     if (codec_grouped(hop->codec)) {
         for (int64_t i = 0; i < n; i += hop->group) send_group(x + i, hop->group, hop, logical + i);
@@ -140,14 +140,14 @@ static void add_to(float *sum, const float *x, int64_t n, bool first) {
 }
 
 typedef struct Reduction {
-    Hop level1, level2;  // sources of the keys not set
+    Hop level1, level2;  // the keys' sources are set later
     Rotation rotation;
-    int64_t n;  // the tensor's elements, padded with zeros to whole groups
+    int64_t n;  // number of elements, padded with zeros to whole groups
     int64_t logical;
 } Reduction;
 
-// Quantizes what node `node` sends of a tensor to the other nodes, n elements. With error feedback
-// the residual is added first, and the new residual is stored, except past the end of the tensor.
+// Quantizes and decodes the n elements of a tensor that node `node` sends to the other nodes. With
+// error feedback, adds the residual first and stores the new residual for the tensor's elements.
 static void send_between(const Simulator *sim, const Reduction *r, const Place *place, int node, float *x) {
     Hop hop = r->level2;
     hop.key.source = (uint32_t)node;
@@ -198,7 +198,7 @@ static void reduce_tensor(const Simulator *sim, const Reduction *r, const Place 
     free(node_sum);
 }
 
-// Every separately reduced micro-batch has its own purposes of random bits.
+// Separately reduced micro-batches use different random bits.
 static Reduction reduction_of(const Simulator *sim, const Place *place, uint32_t step, int micro_batch) {
     uint32_t number = 256 * (uint32_t)micro_batch;
     const GradFormat *format = &sim->options.grad;
@@ -213,7 +213,7 @@ static Reduction reduction_of(const Simulator *sim, const Place *place, uint32_t
     Rotation rotation = {format->transform,
                          {sim->options.seed, step, PURPOSE_ROTATION + number, 0},
                          place->logical};
-    if (sim->options.error_feedback) {  // the same in every reduction
+    if (sim->options.error_feedback) {  // the same rotation in every reduction
         rotation.signs.step = 0;
         rotation.signs.purpose = PURPOSE_ROTATION;
     }
@@ -251,8 +251,8 @@ void simulator_reduce(Simulator *sim, float *const *grads, uint32_t step) {
 
 // --- the norm -----------------------------------------------------------------------------------
 
-// Sum of squares as a perfect binary tree, padded with zeros: the left half is the largest power of
-// two below n.
+// Sums the squares of n values as a perfect binary tree that is padded with zeros. The left half
+// has the largest power of two below n.
 static float tree_of_squares(const float *x, int64_t n) {
     if (n == 0) return 0.0f;
     if (n == 1) return x[0] * x[0];
@@ -261,8 +261,8 @@ static float tree_of_squares(const float *x, int64_t n) {
     return tree_of_squares(x, left) + tree_of_squares(x + left, n - left);
 }
 
-// Squares of the reduced gradient's elements [from, from + n) of the arena, without elements that
-// other ranks count.
+// Sums the squares of the reduced gradient's elements [from, from + n) of the arena, except
+// elements that other ranks count.
 static float counted_squares(const Simulator *sim, int64_t from, int64_t n) {
     const BucketLayout *layout = sim->options.layout;
     float *x = (float *)xmalloc((size_t)(n + 1) * sizeof *x, "a piece");
@@ -333,7 +333,7 @@ static void judge(Simulator *sim, const SimulatedWorld *world, float lr_if_appli
         if (coefficient < 1.0f) c->clip_coefficient = coefficient;
     }
     bool finite = isfinite(squares) && isfinite(loss);
-    spike(sim, finite);  // reported only
+    spike(sim, finite);  // spikes are only reported
     c->fault = 0;
     c->fault_rank = 0;
     for (int r = world->ranks - 1; r >= 0; r--) {
@@ -353,7 +353,7 @@ static void judge(Simulator *sim, const SimulatedWorld *world, float lr_if_appli
 
 // --- AdamW --------------------------------------------------------------------------------------
 
-// The owner of an element marks its refused update with the number of the first affected bucket.
+// Records a refused update of an element in its owner's fault: the first affected bucket.
 static void refuse(Simulator *sim, const Place *place, int64_t at) {
     const BucketLayout *layout = sim->options.layout;
     int b = 0;

@@ -1,6 +1,6 @@
-// Checkpoints of several ranks: saved with odd slice boundaries; read in full, with other
-// boundaries, and by other numbers of ranks. If one rank fails, all ranks report the same error and
-// the previous checkpoint is unchanged. Run with 1, 2, 4, ... ranks.
+// Checkpoints of several ranks: saved with odd slice boundaries, and read with other boundaries and
+// by other numbers of ranks. If one rank fails, all ranks report the same error and the previous
+// checkpoint is unchanged. Run with 1, 2, 4, ... ranks.
 #include <dirent.h>
 #include <mpi.h>
 #include <signal.h>
@@ -59,7 +59,8 @@ static void fetch(void *context, int i, void *host) {
     }
 }
 
-// Start of part r of n: uneven and odd; for small tensors some parts are empty.
+// Returns the start of part r of n. Parts are uneven and start at odd elements. For small tensors
+// some parts are empty.
 static int64_t part_start(int64_t elements, int r, int n) {
     return r == n ? elements : elements * r * (r + 1) / (n * (n + 1));
 }
@@ -77,7 +78,7 @@ static void prepare(Saved *s, const Test *t, int64_t iteration) {
                                .peers = {MPI_COMM_WORLD, 0, NULL}};
     for (int tensor = 0; tensor < TENSORS; tensor++) {
         for (int k = 0; k < FIRST_KINDS; k++) {
-            // Ranks get different parts of each tensor.
+            // The part that a rank saves differs between tensors.
             int part = (t->rank + tensor) % t->ranks;
             int64_t lo = part_start(elements_of(tensor), part, t->ranks),
                     hi = part_start(elements_of(tensor), part + 1, t->ranks);
@@ -103,7 +104,8 @@ static bool reads_right(const Checkpoint *c, const Slice *slice, int tensor, int
     return true;
 }
 
-// Reads part p of n of a tensor: a range of columns of all rows, and a range of elements.
+// Reads part p of n of a tensor, once as a range of columns and once as a range of elements, and
+// compares the values.
 static bool part_reads_right(const Checkpoint *c, int tensor, SliceKind kind, int p, int n,
                              int64_t iteration) {
     const Tensor *t = &MODEL[tensor];
@@ -115,8 +117,7 @@ static bool part_reads_right(const Checkpoint *c, int tensor, SliceKind kind, in
            (count == 0 || reads_right(c, &columns, tensor, iteration));
 }
 
-// Opens the checkpoint with the ranks of comm and reads everything, whole and in `parts` other
-// parts.
+// Opens the checkpoint with the ranks of comm and reads all tensors, unsplit and in `parts` parts.
 static bool loads(const Test *t, MPI_Comm comm, int64_t iteration, int parts) {
     Error err = {0};
     Checkpoint *c = open_exactly(t->save, iteration, comm, &err);
@@ -143,7 +144,7 @@ static bool clean(const Test *t) {
     return folder && hidden == 0;
 }
 
-// All ranks failed with the same single line, which contains `says`.
+// Returns true if all ranks failed with the same single line, which contains `says`.
 static bool same_error(bool failed, const Error *err, const char *says) {
     Error first = *err;
     MPI_Bcast(&first, (int)sizeof first, MPI_BYTE, 0, MPI_COMM_WORLD);
@@ -160,7 +161,7 @@ static void test_round_trip(Test *t) {
     bool saved = save_whole(&s.save, &err);
     if (!saved) printf("%s\n", err.what);
     check(t, saved && newest_checkpoint(t->save, &err) == 100 && clean(t), "save with all ranks");
-    check(t, loads(t, MPI_COMM_WORLD, 100, 3), "load with all ranks, whole and at other boundaries");
+    check(t, loads(t, MPI_COMM_WORLD, 100, 3), "load with all ranks, unsplit and at other boundaries");
     check(t, loads(t, MPI_COMM_SELF, 100, 5), "load with one rank");
     MPI_Comm half;
     MPI_Comm_split(MPI_COMM_WORLD, t->rank % 2, t->rank, &half);
@@ -168,9 +169,9 @@ static void test_round_trip(Test *t) {
     MPI_Comm_free(&half);
 }
 
-// Saves of ranks under tensor parallelism in Megatron-LM's order, with adjacent tensor ranks. "wte"
-// is split by columns, "qkv" by rows; the other tensors are replicated and saved once. Ranks that
-// hold the same part save slices of it, as under ZeRO.
+// Prepares the saves of tensor-parallel ranks. As in Megatron-LM, tensor ranks are adjacent. "wte"
+// is split by columns, "qkv" by rows; the other tensors are replicated and saved once. Ranks with
+// the same part save slices of it, as under ZeRO.
 static void prepare_split(Saved *s, const Test *t, int64_t iteration, int tensor_ranks) {
     prepare(s, t, iteration);
     int tp = t->rank % tensor_ranks, dp = t->rank / tensor_ranks, parts = t->ranks / tensor_ranks;
@@ -206,11 +207,11 @@ static void test_layouts(Test *t) {
         snprintf(folder, sizeof folder, "%s/iter_0000100/mp_rank_%02d", t->save, tensor_ranks - 1);
         check(t, saved && clean(t) && access(folder, F_OK) == 0, "save with tensors split over ranks");
         check(t, loads(t, MPI_COMM_WORLD, 100, 3) && loads(t, MPI_COMM_SELF, 100, 4),
-              "load split tensors, whole and with another split");
+              "load split tensors, unsplit and with another split");
     }
 }
 
-// The last rank's file may not grow, as if the disk were full for this rank.
+// A file size limit makes writes of the last rank fail, as if the disk were full for this rank.
 static void test_one_rank_fails(Test *t) {
     Saved s;
     Error err = {0};
@@ -227,7 +228,7 @@ static void test_one_rank_fails(Test *t) {
           "the previous checkpoint is unchanged");
 }
 
-// Every rank is a node with its own master weights for all elements.
+// Every rank is a node with its own master weights of all elements.
 static void test_nodes(Test *t) {
     Saved s;
     Error err = {0};
@@ -265,8 +266,8 @@ static void test_bad_slices(Test *t) {
     prepare(&s, t, 200);
     if (t->rank == 0) s.save.slice_count--;
     bool ok = save_whole(&s.save, &err);
-    // Rank 0's last slice belongs to "one", which is saved by one rank; which rank depends on the
-    // number of ranks.
+    // Omits rank 0's last slice, of tensor "one". A single rank saves "one"; which rank it is
+    // depends on the number of ranks.
     int64_t missing = s.slices[s.save.slice_count].hi - s.slices[s.save.slice_count].lo;
     MPI_Bcast(&missing, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
     check(t, missing == 0 ? ok : same_error(!ok, &err, "no rank saves weight of 'one'"),
@@ -294,8 +295,8 @@ static void test_replace(Test *t) {
     }
 }
 
-// In the background: ranks continue together, and each part finishes on all ranks before the next
-// one begins. Old checkpoints are deleted meanwhile.
+// A background save runs in parts, each of which finishes on all ranks before the next one begins.
+// It also deletes old checkpoints.
 static void test_background(Test *t) {
     Saved s;
     Error err = {0};
@@ -305,7 +306,7 @@ static void test_background(Test *t) {
     CheckpointJob *job = checkpoint_begin(&s.save, &err);
     bool ok = job != NULL, done = false;
     int parts = 0;
-    memset(s.slices, 0, sizeof s.slices);  // the job has its own
+    memset(s.slices, 0, sizeof s.slices);  // the job must have a copy
     while (ok && !done) {
         int busy = 1;
         while (busy) {
@@ -331,7 +332,7 @@ static void test_background(Test *t) {
     check(t, save_whole(&s.save, &err), "save an older iteration again");
 }
 
-// One rank cannot write during a background save: all ranks report the same line, and no files
+// If one rank cannot write during a background save, all ranks report the same line, and no files
 // remain.
 static void test_background_fails(Test *t) {
     Saved s;
@@ -355,8 +356,8 @@ static void test_background_fails(Test *t) {
           "a failed background save leaves the previous checkpoint unchanged");
 }
 
-// The staging memory is too small on one rank, as if two sums over the slices disagreed. All ranks
-// must refuse, and nothing may be written past its end.
+// The staging memory is too small on one rank, which would be a bug in the program. All ranks must
+// return an error, and nothing may be written past the end of the memory.
 static void test_short_staging(Test *t) {
     Saved s;
     Error err = {0};
@@ -377,8 +378,7 @@ static void test_short_staging(Test *t) {
     check(t, save_whole(&s.save, &err), "save the previous iteration again");
 }
 
-// If an old checkpoint cannot be deleted, the save still succeeds; the job keeps a warning for the
-// caller.
+// If an old checkpoint cannot be deleted, the save still succeeds, and the job has a warning.
 static void test_old_one_stays(Test *t) {
     Saved s;
     Error err = {0};
@@ -388,7 +388,7 @@ static void test_old_one_stays(Test *t) {
     s.save.keep.last = 1;
     CheckpointJob *job = checkpoint_begin(&s.save, &err);
     bool done = false, ok = job && checkpoint_advance(job, &done, &err);
-    // Blocks the folder's new name, after leftovers have been removed.
+    // Before deletion a checkpoint's folder is renamed. A file with the new name prevents this.
     FILE *file = t->rank == 0 ? fopen(away, "w") : NULL;
     if (file) fclose(file);
     while (ok && !done) ok = checkpoint_advance(job, &done, &err);

@@ -1,4 +1,5 @@
-// Heartbeat and watchdog between real processes: which rank is named when a wait takes too long.
+// Heartbeat and watchdog between real processes: the error names the right rank when a wait takes
+// too long.
 // ranks: 2 4
 #include <errno.h>
 #include <pthread.h>
@@ -26,12 +27,12 @@
 static int failures = 0;
 static bool refuse_memory = false, refuse_threads = false;
 
-// Replaces the library's mmap (linker option --wrap), to refuse memory.
+// Replaces mmap (linker option --wrap) and fails on request.
 void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
     return refuse_memory ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, fd, offset);
 }
-// Refuses threads.
+// Replaces pthread_create and fails on request.
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *),
                           void *argument);
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *),
@@ -48,7 +49,8 @@ static void report(int rank, const char *name, bool ok) {
     failures += !all;
 }
 
-// Lets all ranks except `busy` (-1: none) wait, and returns what the first of the others finds.
+// Marks all ranks except `busy` (-1: none) as waiting. Returns what heartbeat_find_busy reports on
+// the first of them.
 static bool asked(Site *site, int size, int busy, char *text, size_t bytes) {
     int asks = busy == 0 ? 1 : 0;
     bool blames = false;
@@ -64,7 +66,7 @@ static bool asked(Site *site, int size, int busy, char *text, size_t bytes) {
 static bool busy_rank_is_named(Site *site, int size, int busy) {
     char text[512], expected[128];
     site->iteration = 40 + busy;
-    site->phase = "read data from a folder that is far away";  // longer than the slot
+    site->phase = "read data from a folder that is far away";  // is truncated
     bool blames = asked(site, size, busy, text, sizeof text);
     snprintf(expected, sizeof expected,
              "rank %d is still busy (last seen at iteration %d, read data from a folder that is)", busy,
@@ -78,13 +80,13 @@ static bool waits_end(Site *site) {
     char text[512];
     peers_barrier(everyone);
     bool busy = true;
-    if (site->rank == 0) busy = heartbeat_find_busy(site, text, sizeof text);  // the others no longer wait
+    if (site->rank == 0) busy = heartbeat_find_busy(site, text, sizeof text);  // the others continued
     MPI_Barrier(MPI_COMM_WORLD);
     return busy;
 }
 
-// A single rank finds no other busy, and survives as long as it reports progress, here for several
-// times the limit of half a second. (test/fault/ranks.sh tests ranks that do not.)
+// The watchdog does not end a single rank that reports progress, here for several times its limit
+// of half a second. (test/fault/ranks.sh tests ranks without progress.)
 static bool single_rank_watches_itself(const Site *site) {
     Site other = *site;
     char text[64];
@@ -100,7 +102,7 @@ static bool single_rank_watches_itself(const Site *site) {
     return ok && !other.heartbeat;
 }
 
-// test_heartbeat STALLS: a single rank whose device hangs, until its watchdog ends it.
+// test_heartbeat STALLS: the device of a single rank hangs, so its watchdog must end it.
 static int stall(void) {
     Site site = {0, 0, 0, 3, "update", NULL, NULL};
     watchdog_open(&site, MPI_COMM_SELF, 1, 0.2);
@@ -111,7 +113,7 @@ static int stall(void) {
     return 0;
 }
 
-// test_heartbeat NO_MEMORY.
+// test_heartbeat NO_MEMORY: there is no memory for the heartbeat.
 static int lack_memory(void) {
     Site site = {0, 0, 0, 0, "start", NULL, NULL};
     refuse_memory = true;
@@ -119,8 +121,8 @@ static int lack_memory(void) {
     return 0;
 }
 
-// test_heartbeat OUT_OF_STEP, started by test/fault/ranks.sh: ranks whose devices hang, two of
-// which have issued fewer collectives.
+// test_heartbeat OUT_OF_STEP, started by test/fault/ranks.sh: the devices of all ranks hang, and
+// two ranks have issued fewer collectives than the others.
 static int issue_fewer(const Launch *launch) {
     Site site = {launch->rank, 0, 0, 3, "update", NULL, NULL};
     watchdog_open(&site, launch->host, launch->size, 3);
@@ -133,7 +135,7 @@ static int issue_fewer(const Launch *launch) {
     return 0;
 }
 
-// A check that reports an error starting with its third call.
+// State of `look`, a watchdog check that reports an error from its third call on.
 typedef struct Looks {
     atomic_int asked;
     bool breaks;
@@ -145,8 +147,8 @@ static bool look(void *context, char *what, size_t bytes) {
     return true;
 }
 
-// test_heartbeat BREAKS: a single rank whose device waits for a message that never arrives;
-// reported long before the limit.
+// test_heartbeat BREAKS: the device of a single rank waits for a message that never arrives. The
+// check must report this long before the time limit.
 static int break_link(void) {
     Site site = {0, 0, 0, 3, "update", NULL, NULL};
     Looks looks = {0, true};
@@ -157,11 +159,11 @@ static int break_link(void) {
     return 0;
 }
 
-// The watchdog calls a check as long as it is set, even without a limit.
+// The watchdog calls a check while it is set, even without a time limit.
 static bool check_runs_every_beat(void) {
     Site site = {0, 0, 0, 3, "update", NULL, NULL};
     Looks looks = {0}, others = {0};
-    heartbeat_set_check(&site, look, &looks);  // no heartbeat yet
+    heartbeat_set_check(&site, look, &looks);  // before the heartbeat exists
     watchdog_open(&site, MPI_COMM_SELF, 1, 2);
     if (!site.heartbeat) return false;
     heartbeat_set_check(&site, look, &looks);
@@ -169,7 +171,7 @@ static bool check_runs_every_beat(void) {
         heartbeat_progress(&site);
         usleep(50000);
     }
-    heartbeat_set_check(&site, NULL, &others);  // another context
+    heartbeat_set_check(&site, NULL, &others);  // no effect, because the context differs
     int asked = atomic_load(&looks.asked);
     usleep(400000);
     bool ok = asked >= 3 && atomic_load(&looks.asked) > asked;
@@ -181,7 +183,8 @@ static bool check_runs_every_beat(void) {
     return ok;
 }
 
-// test_heartbeat NO_THREAD, NO_TIMER or NO_LIMIT.
+// test_heartbeat NO_THREAD, NO_TIMER or NO_LIMIT: no thread can be created for the watchdog, or for
+// the timer during MPI_Init. With NO_LIMIT there is no time limit, so no thread is needed.
 static int lack_threads(const char *which) {
     Site site = {0, 0, 0, 0, "start", NULL, NULL};
     refuse_threads = true;
@@ -193,8 +196,8 @@ static int lack_threads(const char *which) {
     return 0;
 }
 
-// Returns the environment without the variables that make a process a rank of this job. The caller
-// frees the array; the strings belong to environ.
+// Returns the environment without the launcher's variables. The caller frees the array; the strings
+// belong to environ.
 static char **environment_of_one(void) {
     const char *ours[] = {"OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix", "PMIX_",
                           "PMI_",       "MPI_LOCAL",    "PRTE_",         "SLURM_",        NULL};
@@ -209,9 +212,8 @@ static char **environment_of_one(void) {
     return words;
 }
 
-// Runs this program as a single rank. Returns its exit code, or -1 if it was killed, and its
-// output. It executes the program again, because a child of a multithreaded process must not start
-// threads.
+// Runs this program as a single rank. Returns its exit code (-1 if it was killed) and its output.
+// Uses exec, because the forked child of a multithreaded process must not start threads.
 static int alone(char *argument, char *text, size_t bytes) {
     int ends[2], status = 0;
     size_t used = 0;
@@ -237,13 +239,13 @@ static int alone(char *argument, char *text, size_t bytes) {
     return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// The watchdog of a rank whose device hangs lists the collectives issued.
+// If a device hangs, the watchdog lists the collectives that the rank has issued.
 static bool collectives_are_listed(char *text, size_t bytes) {
     return alone(STALLS, text, bytes) == EXIT_COMMUNICATION && strstr(text, "iteration 3 update: waited ") &&
            strstr(text, "; issued: rank 0 2 collectives, the last all-gather between nodes (--distributed");
 }
 
-// An error found by a check ends the job at once, before the limit.
+// An error that a check reports ends the job immediately, before the time limit.
 static bool failed_check_ends_the_job(char *text, size_t bytes) {
     double start = monotonic_seconds();
     return alone(BREAKS, text, bytes) == EXIT_COMMUNICATION && monotonic_seconds() - start < 13 &&
@@ -252,13 +254,13 @@ static bool failed_check_ends_the_job(char *text, size_t bytes) {
                   "link lost\n");
 }
 
-// A rank must not continue without a heartbeat that the others of its host wait for.
+// A rank must not continue without a heartbeat, because other ranks of its host rely on it.
 static bool ends_without_memory(char *text, size_t bytes) {
     return alone(NO_MEMORY, text, bytes) == EXIT_ENVIRONMENT && strstr(text, "out of memory: ") &&
            strstr(text, "for the heartbeat");
 }
 
-// With a limit, no rank trains unwatched; without one, no watchdog is needed.
+// With a time limit, a rank must not train without a watchdog; without one, it needs none.
 static bool ends_without_threads(char *text, size_t bytes) {
     const char *says =
         "cannot start the watchdog thread: Resource temporarily unavailable; raise "
@@ -269,10 +271,10 @@ static bool ends_without_threads(char *text, size_t bytes) {
            alone(NO_LIMIT, text, bytes) == 0 && !*text;
 }
 
-// Each rank acts as a separate host: they report one after the other. With a single host, nobody
-// waits.
+// Each rank acts as a separate host. Hosts report an error one after the other; a single host does
+// not wait.
 static bool hosts_report_in_turn(int rank, int size) {
-    if (rank > 1) return true;  // two suffice
+    if (rank > 1) return true;  // two hosts are enough
     Site site = {rank, rank, 0, 0, "test", NULL, NULL};
     double took[2];
     for (int hosts = 1; hosts <= 2; hosts++) {
@@ -304,27 +306,27 @@ int main(int argc, char **argv) {
     report(site.rank, "no rank is busy", !asked(&site, launch.size, -1, text, sizeof text));
     report(site.rank, "a wait ends", waits_end(&site));
     report(site.rank, "a single rank watches itself", single_rank_watches_itself(&site));
-    heartbeat_progress(&site);  // the rest takes seconds
+    heartbeat_progress(&site);  // resets the time limit; the next tests take seconds
     report(site.rank, "hosts report one after the other", hosts_report_in_turn(launch.rank, launch.size));
     MPI_Barrier(MPI_COMM_WORLD);
     watchdog_close(&site);
-    // With nobody watched, because MPI needs 10 s to start a program if the host name cannot be
+    // The watchdog is closed, because starting an MPI program takes 10 s if the host name cannot be
     // resolved.
-    char told[2000] = "";
-    bool ok = site.rank > 0 || collectives_are_listed(told, sizeof told);
-    if (!ok) printf("# %s\n", told);
+    char output[2000] = "";
+    bool ok = site.rank > 0 || collectives_are_listed(output, sizeof output);
+    if (!ok) printf("# %s\n", output);
     report(site.rank, "the watchdog lists the collectives", ok);
-    ok = site.rank > 0 || failed_check_ends_the_job(told, sizeof told);
-    if (!ok) printf("# %s\n", told);
+    ok = site.rank > 0 || failed_check_ends_the_job(output, sizeof output);
+    if (!ok) printf("# %s\n", output);
     report(site.rank, "an error found by a check ends the job", ok);
     report(site.rank, "the check runs until it is removed", check_runs_every_beat());
-    ok = site.rank > 0 || ends_without_memory(told, sizeof told);
-    if (!ok) printf("# %s\n", told);
+    ok = site.rank > 0 || ends_without_memory(output, sizeof output);
+    if (!ok) printf("# %s\n", output);
     report(site.rank, "without memory for the heartbeat the job ends", ok);
-    ok = site.rank > 0 || ends_without_threads(told, sizeof told);
-    if (!ok) printf("# %s\n", told);
+    ok = site.rank > 0 || ends_without_threads(output, sizeof output);
+    if (!ok) printf("# %s\n", output);
     report(site.rank, "without a watchdog thread the job ends", ok);
-    watchdog_open(&site, launch.host, launch.size, 0);  // again, without a limit
+    watchdog_open(&site, launch.host, launch.size, 0);  // without a time limit
     report(site.rank, "opened again without a limit",
            site.heartbeat != NULL && busy_rank_is_named(&site, launch.size, 1));
     watchdog_close(&site);

@@ -1,14 +1,17 @@
-// Compares a GPT-2 and a Llama, in every layout of tensor and pipeline parallelism that fits the
-// ranks, with the same model on one rank: losses and all gradients, with dropout, over several
-// micro-batches. In the fp32 build (PRECISION=fp32) they agree within 1e-5. Values held by several
-// ranks must be bitwise identical. On CPU ranks pipeline stages change no bit, except in the sum of
-// the word embeddings' gradients over several micro-batches. (For GPUs see tolerance.)
+// Compares losses and gradients of a GPT-2 and a Llama, in every layout of tensor and pipeline
+// parallelism that fits the ranks, with the same model on one rank. Uses dropout and several
+// micro-batches.
+//   - In the fp32 build (PRECISION=fp32) they agree within 1e-5.
+//   - Values that several ranks hold are bitwise identical.
+//   - On CPU ranks pipeline stages change no bit, except in the gradients of the word embeddings,
+//     which are summed over micro-batches in another order. For GPUs see tolerance().
 //
 // Built for both backends: build/test/gpu/test_layout runs on GPUs.
 //
 //   test_layout [--emulate-nodes PER_NODE]
 //
-// With the flag NCCL treats node boundaries as real, so that ranks may share GPUs. ranks: 1 2 4 8
+// With the flag NCCL treats emulated nodes as hosts, so that ranks may share GPUs.
+// ranks: 1 2 4 8
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -34,7 +37,7 @@ typedef struct Layout {
                    // Also sets heads to twice their usual size.
 } Layout;
 
-// Start-up options of this rank.
+// This rank and its options.
 typedef struct Rank {
     const Launch *launch;
     int emulated;  // ranks per emulated node; 0: nodes are hosts
@@ -129,8 +132,8 @@ static bool configure(Config *config, const Layout *layout, Error *err) {
            config_finish(config, layout->tp * layout->pp, VOCABULARY, VOCABULARY - 1, err);
 }
 
-// Vectors are initialized to zeros or ones. Gives them values, the same in every layout, so that a
-// missing or doubled bias is detected.
+// Sets vectors, which are initialized to zeros or ones, to other values (the same in every layout).
+// Otherwise a missing or doubled bias would not be detected.
 static void fill_vectors(Model *m) {
     for (int i = 0; i < m->gpt.tensors; i++) {
         const Tensor *t = &m->gpt.tensor[i];
@@ -167,7 +170,7 @@ static void connect(Model *m, int chunks) {
     device_free(m->device, trial);
 }
 
-// With a layout of 1 x 1, only this rank takes part.
+// With the layout 1 x 1 the model runs on this rank alone.
 static void open_model(Model *m, const Layout *layout, const Rank *rank) {
     Error err = {0};
     int size = layout->tp * layout->pp, per_node = size > 1 ? rank->emulated : 0;
@@ -210,7 +213,7 @@ static void close_model(Model *m) {
     config_free(&m->config);
 }
 
-// The same tokens in every layout.
+// A LoadMicroBatch that loads the same tokens in every layout.
 static void load(GPT *gpt, int parts, Pass *pass) {
     int k = pass->micro_batch;
     int N = gpt->B * gpt->T;
@@ -257,7 +260,7 @@ static bool complain(const Model *m, const char *tensor, const char *what, doubl
 
 static bool on_gpu(void) { return device_kind()->own_memory; }
 
-// Downloads memory; the caller frees the copy.
+// Downloads device memory. The caller frees the copy.
 static void *fetch(const Model *m, const void *memory, size_t bytes) {
     void *host = xmalloc(bytes, "the test");
     copy_to_host(m->compute, host, memory, bytes);
@@ -275,7 +278,7 @@ static int find(const GPT *gpt, const char *name) {
     return i;
 }
 
-// allowed: error relative to the tensor's largest gradient.
+// allowed: maximum error, relative to the tensor's largest gradient.
 static bool compare_tensor(const Model *part, const Model *whole, int tensor, double allowed) {
     const Tensor *t = &part->gpt.tensor[tensor];
     float *ours = gradient_of(part, tensor), *all = gradient_of(whole, find(&whole->gpt, t->name));
@@ -293,11 +296,11 @@ static bool compare_tensor(const Model *part, const Model *whole, int tensor, do
     return complain(part, t->name, "gradient differs by", worst / scale, allowed);
 }
 
-// If no tensor is split, stages compute the same as one rank, except on a GPU: at a stage boundary
-// the residual sum has its own kernel, which adds the gradient of the branch (hence of a bias) in
-// another row order than the fused LayerNorm kernel. SwiGLU's product doubles earlier bf16 rounding
-// errors. In the gradients of query and key norms, terms of all heads and tokens cancel, so that
-// rounding errors dominate.
+// Returns the tolerance for a tensor's gradient. Pipeline stages alone are bitwise identical to one
+// rank on the CPU. On a GPU a stage ends with a separate kernel for the residual sum, which adds
+// the rows of a bias gradient in another order than the fused LayerNorm kernel. In bf16 SwiGLU's
+// product doubles rounding errors. Gradients of query and key norms are sums over heads and tokens
+// that nearly cancel, so rounding errors are relatively large.
 static double tolerance(const Layout *layout, const Tensor *t) {
     bool fp32 = sizeof(floatX) == sizeof(float), of_heads = strstr(t->name, "_layernorm") != NULL;
     if (layout->tp > 1 && of_heads) return fp32 ? 5e-5 : 4e-1;
@@ -331,7 +334,7 @@ static float loss_of(const Model *m) {
     return value;
 }
 
-// Forward only: even on a GPU, stages are bitwise identical to one rank.
+// Compares losses. In forward, pipeline stages are bitwise identical to one rank even on a GPU.
 static bool compare_loss(const Model *part, const Model *whole, const Layout *layout) {
     float ours = loss_of(part), all = loss_of(whole);
     double allowed = layout->tp > 1 ? (sizeof(floatX) == sizeof(float) ? 1e-6 : 2e-3) : 0.0;
@@ -373,7 +376,7 @@ static bool test_layout(const Rank *rank, const Layout *layout) {
     return ok;
 }
 
-// If ranks share a GPU, all layouts have the same nodes, because NCCL reads the setting only once.
+// If ranks share a GPU, all layouts use the same nodes, because NCCL reads its host id only once.
 static void choose_device(Rank *rank) {
     const Launch *launch = rank->launch;
     Error err = {0};

@@ -1,7 +1,7 @@
-// Training state under tensor and pipeline parallelism, in every split of the ranks, and with
-// sharded weights: norms and counts include each element once, copies of tensors are compared and
-// repaired, and a checkpoint of any layout loads bit-exactly in any other. Tensor tables are those
-// of a GPT. Gradients and states are synthetic; no forward or backward runs.
+// Training state in every layout of tensor and pipeline parallelism, and with sharded weights:
+// norms and counts include each element once, copies of tensors are compared and repaired, and a
+// checkpoint of any layout loads bit-exactly in any other. The tensors have the shapes of a GPT;
+// gradients and states are synthetic, and there is no forward or backward pass.
 //
 // ranks: 1 2 4 8
 #include <math.h>
@@ -58,7 +58,7 @@ static const char *const flags[] = {"test",
                                     "--log-num-zeros-in-grad"};
 enum { FLAGS = sizeof flags / sizeof *flags, STEP = 3 };
 
-// One rank of one layout.
+// This rank's state in one layout.
 typedef struct Layout {
     Config config;
     Mesh mesh;
@@ -83,11 +83,11 @@ static void check(bool ok, const Layout *l, const char *what) {
     failures += !all;
 }
 
-// Storage of weights: on every rank; sharded over each of two nodes; sharded over all ranks; and
-// additionally with a secondary copy per node.
+// Storage of weights: replicated on every rank; sharded inside each of two nodes; sharded across
+// all ranks; the same with a secondary copy per node.
 typedef enum Sharing { WHOLE, NODES, WORLD, SECOND } Sharing;
 
-// A split of the ranks. layers: of a virtual stage, NULL: not interleaved.
+// A layout to test. layers: number of layers per virtual stage, NULL: not interleaved.
 typedef struct Shape {
     int T, P;
     const char *layers;
@@ -109,14 +109,14 @@ static void describe_shape(const Shape *s, char *text, size_t bytes) {
 
 static int nodes_of(const Shape *s) { return s->sharing == NODES || s->sharing == SECOND ? 2 : 1; }
 
-// Returns true if the ranks can be split like this and, with sharded weights, each node has several
-// ranks.
+// Returns true if the layout fits the number of ranks and, with sharded weights, each node has
+// several ranks.
 static bool fits(const Shape *s) {
     int least = s->T * s->P * (s->sharing == WHOLE ? 1 : 2 * nodes_of(s));
     return ranks % (s->T * s->P) == 0 && ranks >= least;
 }
 
-// Returns false if the ranks cannot be split like this.
+// Returns false if the layout does not fit the number of ranks.
 static bool open_layout(Layout *l, const Shape *s) {
     Error err = {0};
     char *argv[FLAGS + 16], size[3][16];
@@ -130,7 +130,7 @@ static bool open_layout(Layout *l, const Shape *s) {
     for (int i = 0; i < FLAGS; i++) argv[i] = (char *)flags[i];
     snprintf(size[0], sizeof size[0], "%d", s->T);
     snprintf(size[1], sizeof size[1], "%d", s->P);
-    snprintf(size[2], sizeof size[2], "%d", 32 / s->T);  // one vocabulary for all
+    snprintf(size[2], sizeof size[2], "%d", 32 / s->T);  // the same padded vocabulary in all layouts
     argv[argc++] = (char *)"--make-vocab-size-divisible-by";
     argv[argc++] = size[2];
     argv[argc++] = (char *)"--tensor-model-parallel-size";
@@ -181,20 +181,21 @@ static void close_layout(Layout *l) {
 
 // --- synthetic contents --------------------------------------------------------------------------
 
-// Index in the whole tensor of element e of this rank's part.
+// Converts element e of this rank's part to its index in the unsplit tensor.
 static int64_t in_whole(const Tensor *t, int64_t e) {
     int64_t row = e / t->local[1] + (t->split == 0 ? t->offset : 0);
     return row * t->whole[1] + e % t->local[1] + (t->split == 1 ? t->offset : 0);
 }
 
-// About 1, different for each element and kind, the same on all ranks that hold the element.
+// Returns a value near 1 that differs for each element and kind, and is the same on all ranks that
+// hold the element.
 static float value_of(const Tensor *t, SliceKind kind, int64_t e) {
     int64_t key[3] = {t->number, kind, in_whole(t, e)};
     return 1.0f + (float)(XXH3_64bits(key, sizeof key) % 100003) / 100003.0f;
 }
 
-// rounded: the model weight is the rounded master weight; otherwise a different value, as after
-// quantized differences.
+// Returns the model weight of an element. rounded: the rounded master weight; otherwise another
+// value, as with quantized weight differences.
 static floatX weight_of(const Tensor *t, bool rounded, int64_t e) {
     return floatX_from_float(value_of(t, rounded ? SLICE_MASTER : SLICE_WEIGHT, e));
 }
@@ -233,7 +234,7 @@ static void clear(const Layout *l) {
         memset(state_of(zero, (SliceKind)kind), 0, (size_t)zero->base.layout.shard_elements * sizeof(float));
 }
 
-// Compares the weights of a tensor as seen by forward or backward, after a gather if they are
+// Compares the weights of a tensor that forward or backward would use, gathered if they are
 // sharded.
 static bool same_weights(Zero *zero, int tensor, bool rounded, bool backward) {
     const Tensor *t = &zero->base.tensors[tensor];
@@ -292,7 +293,7 @@ static double norm_of_whole(const Layout *l) {
     return sqrt(squares);
 }
 
-// A step with `gradient` everywhere, and a loss on the last stage.
+// Runs a step in which all gradients are `gradient` and the last stage has a loss.
 static StepStatus step(const Layout *l, float gradient, float loss) {
     Zero *zero = l->zero;
     zero_step_begins(zero, STEP);
@@ -320,8 +321,8 @@ static void test_figures(const Layout *l) {
     check(status.grad_norm == 0 && status.loss == 2.5f + 0.5f * (float)(l->mesh.dp.size - 1), l,
           "the loss is the mean over data-parallel ranks");
     status = step(l, 1, 1);
-    // The norm is quantized: the transform of equal values has one nonzero value per 32, which is
-    // the maximum of its scale.
+    // The gradient is quantized, but accurately: the Hadamard transform of equal values has one
+    // nonzero value per 32, which equals the scale.
     check(fabs(status.grad_norm / sqrt(all) - 1) < 0.02, l, "the gradient norm includes each element once");
 }
 
@@ -336,7 +337,7 @@ static bool verify(const Layout *l, int64_t *repairs, Error *err) {
     return ok;
 }
 
-// Row of a tensor in this rank's table, -1 if absent.
+// Returns the row of a tensor in this rank's table, or -1.
 static int row_of(const Layout *l, const char *name) {
     for (int i = 0; i < l->gpt.tensors; i++) {
         if (strstr(l->gpt.tensor[i].name, name)) return i;
@@ -344,7 +345,7 @@ static int row_of(const Layout *l, const char *name) {
     return -1;
 }
 
-// Flips a bit of the tensor's fifth element, on rank `on` or in the shards of its node.
+// Flips a bit of the tensor's fifth element, on rank `on` or, if weights are sharded, in its node.
 static void flip(const Layout *l, int row, int on) {
     Zero *zero = l->zero;
     Mesh there = mesh_of_rank(&l->mesh, on);
@@ -370,22 +371,22 @@ static int holders_of(const Layout *l, const char *name) {
     return holders;
 }
 
-// Flips one bit of the tensor on one rank. All copies must be repaired, from other ranks or from
-// the master weights.
+// Flips one bit of the tensor on rank `on`. All copies must be correct after a repair from other
+// ranks or from the master weights.
 static void test_flipped_bit(const Layout *l, const char *name, int on, bool found, const char *what) {
     int64_t repairs;
     Error err = {0};
     int row = row_of(l, name);
     fill(l, true);
-    // The state after an update: forward must use the repaired weights, not the update's payloads.
+    // As after an update. Forward must use the repaired weights, not the payloads of the update.
     if (found) l->zero->weights.messages_valid = l->zero->weights.message != NULL;
     flip(l, row, on);
     bool ok = verify(l, &repairs, &err);
     check(ok && repairs == (found ? 1 : 0) && (!found || holds(l, true)), l, what);
 }
 
-// The same if model weights are not the rounded master weights. A repair from the master weights
-// then changes more than the bit, in all copies.
+// Like test_flipped_bit, with model weights that are not the rounded master weights. A repair from
+// the master weights then changes all copies, and more than the flipped bit.
 static void test_flipped_version(const Layout *l, const char *name, int on, bool found, const char *what) {
     int64_t repairs, again;
     Error err = {0};
@@ -396,8 +397,8 @@ static void test_flipped_version(const Layout *l, const char *name, int on, bool
     check(ok && repairs == (found ? 1 : 0) && (!found || (verify(l, &again, &err) && again == 0)), l, what);
 }
 
-// Master weights and weights of a tensor have diverged on the ranks with `here` set: it is unknown
-// which values are right. says: the tensor and ranks that the error must name.
+// On ranks with `here` set, a tensor's model weights and master weights have diverged, so the right
+// values are unknown. says: tensor and ranks that the error must name.
 static void test_drift(const Layout *l, const char *name, bool here, const char *says) {
     int64_t repairs;
     Error err = {0};
@@ -421,7 +422,7 @@ static void test_replicas(const Layout *l) {
     int T = l->mesh.tp.size, P = l->mesh.pp.size, D = l->mesh.dp.size, last = ranks - T * D;
     fill(l, false);
     check(verify(l, &repairs, &err) && repairs == 0 && holds(l, false), l, "equal replicas are not changed");
-    // A split tensor has copies only on data-parallel ranks.
+    // Only data-parallel ranks have copies of a split tensor.
     const char *cut = "layers.0.mlp.dense_h_to_4h.weight", *vector = "layers.3.input_norm.bias";
     test_flipped_bit(l, cut, 0, holders_of(l, cut) > 1, "a bit of a cut tensor");
     bool twice = T > 1 || D > 1;
@@ -466,7 +467,7 @@ static bool save(Layout *l, const char *folder, int64_t iteration, Error *err) {
     progress_close(progress);
     log_close(log);
     l->config.save = NULL;
-    // Megatron-LM's file names. All ranks see the folder after the save.
+    // Files have Megatron-LM's names, and every rank can see them after the save.
     char own[160];
     int used = snprintf(own, sizeof own, "%s/iter_%07lld/mp_rank_%02d", folder, (long long)iteration,
                         l->mesh.tp.rank);

@@ -1,5 +1,5 @@
-// Links between the ranks of a pipeline, as a ring in both directions at once. Messages of all
-// sizes must arrive complete and in order, whether sender or receiver is early.
+// Links between the ranks of a pipeline, tested as a ring in both directions at once. Messages of
+// all sizes must arrive complete and in order, no matter whether sender or receiver is first.
 //
 // ranks: 2 3 4
 #include <stdio.h>
@@ -14,7 +14,7 @@ static const size_t SIZE[SIZES] = {0, 1, 1000, 4097, LARGE, 0, 65536};
 
 static const Peers everyone = {MPI_COMM_WORLD, 0, NULL};
 
-// One rank's ends: out[d] to the neighbor in direction d, in[d] from the other neighbor.
+// This rank's links: out[d] to the neighbor in direction d, in[d] from the other neighbor.
 typedef struct Ring {
     const Group *group;
     Link *out[DIRECTIONS], *in[DIRECTIONS];
@@ -64,7 +64,7 @@ static void send_one(Ring *ring, Messages m, int d, int i) {
     link_send(ring->out[d], m[d][i], size_of(d, i), NULL);
 }
 
-// The message must be complete, and memory past its end unchanged.
+// Returns true if the message is complete and memory past its end is unchanged.
 static bool right(const Ring *ring, Messages m, int d, int i) {
     size_t bytes = size_of(d, i);
     for (size_t at = 0; at < bytes; at++) {
@@ -76,7 +76,7 @@ static bool right(const Ring *ring, Messages m, int d, int i) {
     return bytes == LARGE || m[d][i][bytes] == 0;
 }
 
-// All receives are posted before any send, and completed in another order.
+// Posts all receives before any send, and completes them in another order.
 static bool test_expected_ahead(Ring *ring, Messages out, Messages in) {
     bool ok = true;
     for (int i = 0; i < MESSAGES; i++) {
@@ -96,8 +96,8 @@ static bool test_expected_ahead(Ring *ring, Messages out, Messages in) {
     return ok;
 }
 
-// All messages are sent before any is expected. Each then frees one of the sender's buffers for
-// reuse.
+// Sends all messages before any receive is posted. Each receive then frees one of the sender's
+// buffers.
 static bool test_sent_ahead(Ring *ring, Messages out, Messages in) {
     bool ok = true;
     for (int i = 0; i < MESSAGES; i++) {
@@ -116,10 +116,10 @@ static bool test_sent_ahead(Ring *ring, Messages out, Messages in) {
     return ok;
 }
 
-// The latest messages may still be in transit: no receive is posted before all ranks arrive here,
-// and a large message needs a posted receive. Buffers of sent messages may be overwritten.
+// Sends messages before any rank posts a receive, so large messages cannot be transferred yet.
+// Buffers of sent messages may be overwritten.
 static bool test_sent_late(Ring *ring, Messages out, Messages in) {
-    enum { FIRST = 3, LATE = 4 };  // numbers of large messages follow from SIZE
+    enum { FIRST = 3, LATE = 4 };  // indices of large messages in SIZE
     bool ok = true;
     for (int d = 0; d < DIRECTIONS; d++) {
         for (int i = 0; i < FIRST; i++) {
@@ -150,7 +150,7 @@ static bool test_sent_late(Ring *ring, Messages out, Messages in) {
     return ok;
 }
 
-// Bytes of the first `messages` messages in both directions.
+// Returns the total bytes of the first `messages` messages in both directions.
 static uint64_t bytes_of(int messages) {
     uint64_t bytes = 0;
     for (int i = 0; i < messages; i++) bytes += size_of(0, i) + size_of(1, i);

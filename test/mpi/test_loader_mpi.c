@@ -1,6 +1,6 @@
-// The loader with 1, 2, 4 ranks of one node: shared indices give the same batches as private ones,
-// all ranks together read every sample once and in order, memory is shared (or copied), and an
-// error on one rank reaches all. Exit code 0 or 1.
+// The loader on 1, 2 or 4 ranks of one node: indices in shared memory give the same batches as
+// private ones, the ranks together read every sample once and in order, and an error on one rank is
+// reported on all. Exit code 0 or 1.
 #include <mpi.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,8 +68,8 @@ static LoaderOptions options_of(const char *const *words, int count) {
                            .dp_size = ranks};
 }
 
-// Rank r of the node must read the same as a single process with the same data-parallel rank. The
-// rows of all ranks in order are samples 0, 1, 2, ...
+// Rank r of the node must read the same samples as a single process with data-parallel rank r. The
+// rows of all ranks, in rank order, are samples 0, 1, 2, ...
 static void batches(const char *const *words, int count) {
     LoaderOptions o = options_of(words, count), alone = o;
     alone.dp_rank = 0;
@@ -95,7 +95,8 @@ static void batches(const char *const *words, int count) {
     loader_close(lone);
 }
 
-// Other ranks see what rank 0 writes after node_memory_publish if and only if the memory is shared.
+// If and only if the memory is shared, other ranks see what rank 0 writes after
+// node_memory_publish.
 static void memory(bool share) {
     NodeMemory *m = node_memory_open((Peers){MPI_COMM_WORLD, 0, NULL}, share);
     int32_t *a = (int32_t *)node_memory_alloc(m, 4000);
@@ -130,7 +131,7 @@ static void expect_error(const LoaderOptions *o, int code, const char *words) {
 static void errors(void) {
     const char *good = prefix[0], *bad = "/no/such/shard";
     LoaderOptions o = options_of(&good, 1);
-    if (rank == ranks - 1) o.data_path.words = &bad;  // one rank alone
+    if (rank == ranks - 1) o.data_path.words = &bad;  // only on one rank
     expect_error(&o, EXIT_DATA, bad);
     o = options_of(&good, 1);
     o.split = "99999,1,0";

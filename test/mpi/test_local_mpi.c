@@ -1,15 +1,14 @@
 // Compares local steps bit for bit with a simulator. llmc/state/zero.c trains on synthetic
-// gradients for two rounds of outer syncs, in every shape of replica groups that the number of
-// ranks allows. Each replica group has a Simulator for its inner steps. The outer steps are
-// simulated below, following sdp4bit/README.md, tensor by tensor and element by element, without
-// messages or shards. In one step one replica group gets a NaN, and only this group skips the step.
-// The bytes between replica groups must be as planned. Some presets end with the last step, in
-// which all buckets synchronize.
+// gradients for two rounds of outer syncs, in every shape of replica groups that fits the ranks.
+// Each replica group has a Simulator for its inner steps. This file simulates the outer steps from
+// sdp4bit/README.md, tensor by tensor and element by element, without messages or shards. In one
+// step one replica group gets a NaN, and only this group skips the step. The bytes between replica
+// groups must be as planned. Some presets end with the last step, in which all buckets synchronize.
 //
 //   test_local_mpi [--emulate-nodes]
 //
-// With the flag each replica group has one rank, and replica groups may share GPUs. build/test/gpu
-// has the same program for GPUs.
+// With the flag each replica group has one rank, and replica groups may share GPUs.
+// build/test/gpu/test_local_mpi is the same program for GPU ranks.
 // ranks: 1 2 3 4
 #include <math.h>
 #include <mpi.h>
@@ -157,10 +156,10 @@ enum { COMMON_FLAGS = sizeof common_flags / sizeof *common_flags };
 
 // --- a trial -------------------------------------------------------------------------------------
 
-// Simulated outer state, the same for all replica groups, in the shape of the arena.
+// Simulated outer state in the layout of the arena, the same for all replica groups.
 typedef struct OuterState {
     float *weights, *momentum;
-    int64_t *turn;  // (buckets)
+    int64_t *turn;  // (buckets) sync slot
 } OuterState;
 
 typedef struct Trial {
@@ -174,11 +173,11 @@ typedef struct Trial {
     MemoryPlan memory_plan;
     Zero *zero;
     LayoutTensor *tensors;
-    BucketLayout layout;       // the zero's
+    BucketLayout layout;       // same as in zero
     Simulator *replica_group;  // (replica groups)
     OuterState outer;
-    float *local, **grads;  // (arena) this rank's; (world) every rank's
-    float *found;           // (arena) from the device
+    float *local, **grads;  // (arena) gradients of this rank; (world, arena) of every rank
+    float *found;           // (arena) downloaded from the device
 } Trial;
 
 static int replica_groups(const Trial *t) { return t->mesh->replica_groups.size; }
@@ -228,7 +227,7 @@ static void build_zero(Trial *t) {
     t->tensors = tensors_for_plan(tensor, TENSORS);
 }
 
-// A pseudo-random number in (-1, 1).
+// Returns a pseudo-random number in (-1, 1).
 static float drawn(uint32_t what, uint32_t of, int64_t i) {
     Philox4 r = philox4x32_10(77, what, (uint32_t)i, (uint32_t)(i >> 32), of, 0);
     return ((float)(r.v[0] >> 8) + 0.5f) * 0x1p-23f - 1.0f;
@@ -265,7 +264,7 @@ static void build_simulators(Trial *t) {
     t->outer.momentum = (float *)xcalloc(arena, sizeof(float), "the test");
     t->outer.turn = (int64_t *)xcalloc((size_t)t->layout.buckets, sizeof(int64_t), "the test");
     memcpy(t->outer.weights, t->replica_group[0].master, arena * sizeof(float));
-    // The sync slot of a bucket depends on the number of elements before it.
+    // A bucket's sync slot depends on the number of elements in earlier buckets.
     int64_t before = 0, all = 0;
     for (int b = 0; b < t->layout.buckets; b++)
         all += t->layout.bucket[b].matrix_elements + t->layout.bucket[b].tail_elements;
@@ -319,7 +318,7 @@ static void close_trial(Trial *t) {
 static bool ends(const Trial *t, int64_t step) { return step == t->config.train_iters; }
 
 typedef struct Part {
-    int64_t arena, numel, logical, n;  // n: padded with zeros to whole groups
+    int64_t arena, numel, logical, n;  // n: numel, padded with zeros to whole groups
     bool matrix;
 } Part;
 
@@ -336,7 +335,7 @@ static RoundingKey key_of(const Trial *t, uint32_t purpose, uint32_t source, int
     return key;
 }
 
-// One of the two hops: purposes of the bits for rounding and rotation.
+// One of the two hops of an outer sync, with the purposes of its rounding and rotation bits.
 typedef struct Leg {
     RoundingKey rounding, rotation;
 } Leg;
@@ -346,7 +345,7 @@ static Leg leg_of(const Trial *t, bool mean, uint32_t source, int64_t step) {
     return leg;
 }
 
-// Effect of a message on x, which stays transformed.
+// Transforms, quantizes and decodes x, which stays transformed.
 static void leave(const Trial *t, float *x, const Part *part, Leg leg) {
     const GradFormat *format = &t->preset->grad;
     Codec codec = part->matrix ? format->inter_codec : format->tail_codec;
@@ -358,7 +357,7 @@ static void arrive(const Trial *t, float *x, const Part *part, Leg leg) {
     if (part->matrix) simulator_invert(x, part->n, t->preset->grad.transform, leg.rotation, part->logical);
 }
 
-// Mean over the replica groups, as all of them decode it.
+// Computes the mean over the replica groups after both hops.
 static void mean_gradient(const Trial *t, const Part *part, int64_t step, float *mean) {
     float *x = (float *)xcalloc((size_t)part->n, sizeof *x, "the test"),
           share = 1.0f / (float)replica_groups(t);
@@ -430,7 +429,7 @@ static void make_gradients(Trial *t, int64_t step) {
     MPI_Allgather(t->local, arena, MPI_FLOAT, t->grads[0], arena, MPI_FLOAT, MPI_COMM_WORLD);
 }
 
-// In the order of backward, starting at the last unit.
+// Reduces the units in backward order.
 static void reduce(Trial *t) {
     for (int unit = t->layout.units - 1; unit >= 0; unit--) {
         zero_grads_begin(t->zero, unit);
@@ -473,7 +472,8 @@ static bool same_weights(Trial *t, int64_t step, const char *what, const floatX 
     return true;
 }
 
-// In an evaluation every replica group uses the outer weights, then its own again.
+// During an evaluation every replica group must use the outer weights, and afterward its own
+// weights.
 static bool evaluates_outer(Trial *t, int64_t step) {
     floatX *outer = (floatX *)xcalloc((size_t)t->layout.arena_elements, sizeof *outer, "the test");
     for (int64_t i = 0; i < t->layout.arena_elements; i++) outer[i] = floatX_from_float(t->outer.weights[i]);
@@ -510,7 +510,7 @@ static bool run_step(Trial *t, int64_t step) {
     simulate(t, step);
     zero_synchronize(t->zero);
     bool ok = same_bytes(t, step, before);
-    // Checks only every third step, so that due outer syncs sometimes wait for the next step.
+    // Waits for outer syncs only every third step, so some of them overlap with later steps.
     if (step % 3 == 0 || step == STEPS) {
         outer_finish(&t->zero->base, &t->zero->outer, &t->zero->optimizer);
         stream_synchronize(t->compute);
@@ -527,7 +527,7 @@ static bool run_step(Trial *t, int64_t step) {
     return on_all(ok && same_weights(t, step, "different weight after an evaluation", own->replica));
 }
 
-// Flips a bit of one rank's outer weights. All ranks must get an error before anything is saved.
+// Flips a bit of one rank's outer weights. All ranks must return an error before anything is saved.
 static bool finds_another_outer_weight(Trial *t) {
     Peers world = {MPI_COMM_WORLD, 0, NULL};
     Error err = {0};

@@ -1,6 +1,6 @@
-// Checks the communicators of a mesh against the rank arithmetic, and the collectives of CPU ranks
-// in each group, for every split into tensor parallel, pipeline parallel and nodes that fits the
-// ranks.
+// For every layout of tensor parallel size, pipeline parallel size and nodes that fits the ranks,
+// checks the communicators of the mesh against the rank arithmetic, and runs collectives in each
+// group.
 // ranks: 1 2 4 8
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static bool complain(const Mesh *m, const char *group, const char *what, int at)
     return false;
 }
 
-// Byte i of the message from rank `from` to rank `to` of the world.
+// Byte i of the message from world rank `from` to world rank `to`.
 static uint8_t message(int from, int to, int i) { return (uint8_t)(from * 31 + to * 7 + i % 251); }
 
 static bool same_members(const Mesh *m, const Group *group) {
@@ -33,7 +33,8 @@ static bool same_members(const Mesh *m, const Group *group) {
     return true;
 }
 
-// Every slot must hold its member's message; an exchange must not write the rank's own slot.
+// Returns true if every slot has its member's message. An all-to-all must not write this rank's
+// slot.
 static bool arrived(const Mesh *m, const Group *group, const uint8_t *slots, bool gathered) {
     int self = m->world.rank;
     for (int at = 0; at < group->size * BYTES; at++) {
@@ -72,9 +73,9 @@ static bool test_shape(Mesh *mesh, Device *device) {
     bool ok = mesh_open(mesh, everyone, &err) || complain(mesh, "mesh_open", err.what, 0);
     comm_open(mesh, device, 60);
     comm_connect(mesh, NULL);
-    // Continues after a failure, so that no other rank is left waiting.
+    // Continues after a failure, because other ranks would wait for this one.
     for (int i = 0; i < MESH_GROUPS; i++) {
-        if (mesh->group[i].mpi == MPI_COMM_NULL) continue;  // without replica groups
+        if (mesh->group[i].mpi == MPI_COMM_NULL) continue;  // group exists only with local steps
         ok = same_members(mesh, &mesh->group[i]) && ok;
         ok = collectives(mesh, &mesh->group[i]) && ok;
     }
@@ -83,7 +84,7 @@ static bool test_shape(Mesh *mesh, Device *device) {
     return peers_agree(everyone, ok, NULL, NULL);
 }
 
-// One rank is given a different shape: some rank must report it, and none may wait forever.
+// One rank opens a different layout. At least one rank must report this, and none may hang.
 static bool test_disagreement(int rank, int size) {
     Mesh mesh;
     Error err = {0};

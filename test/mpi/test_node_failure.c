@@ -1,6 +1,6 @@
-// Node-failure recovery between real processes that act as hosts: the surviving nodes find each
-// other quickly and agree. MPI waits stay pending after a loss, so each case has its own
-// communicators, and lost ranks join them at its end.
+// Node-failure recovery between processes that act as hosts: the surviving nodes find each other
+// within the time limit and agree on the lost node. After a loss an MPI wait stays pending, so each
+// case uses its own communicators, and lost ranks complete the wait at the end.
 // ranks: 4
 #include <setjmp.h>
 #include <stdio.h>
@@ -16,9 +16,9 @@ enum { LIMIT = 2, NOT_CALLED = -9 };
 typedef struct Case {
     const char *name;
     int per_node;
-    bool comes[4];   // rank r takes part
-    double late;     // seconds after which the others arrive after all
-    int lost, left;  // expected; left 0: nothing can be saved
+    bool comes[4];   // rank r arrives at the wait
+    double late;     // seconds after which the missing ranks arrive
+    int lost, left;  // expected lost node and remaining nodes; left 0: saving is impossible
 } Case;
 static const Case cases[] = {
     {"the last of four nodes is lost", 1, {true, true, true, false}, 0, 3, 3},
@@ -28,7 +28,7 @@ static const Case cases[] = {
     {"a node is late", 1, {true, true, true, false}, LIMIT + 1, -1, 4},
 };
 
-// Result of the handler on this rank, and where the test continues.
+// Result of the handler on this rank, and the jump target with which it leaves the wait.
 typedef struct Found {
     Site *site;
     int lost, left;
@@ -55,7 +55,7 @@ static void complete_wait(MPI_Comm everyone, bool came) {
 static bool as_expected(const Case *c, const Found *found, int rank) {
     if (found->left == NOT_CALLED) return !c->comes[rank] && c->late <= 0;
     if (c->left == 0) return found->left == 0;
-    // A rank of a lost node detects that, if it takes part.
+    // A rank of the lost node that arrives must find that it cannot save.
     if (c->lost >= 0 && rank / c->per_node == c->lost) return found->left == 0;
     return found->lost == c->lost && found->left == c->left;
 }
@@ -76,7 +76,7 @@ static bool run(const Case *c, int rank) {
     double took = monotonic_seconds() - start;
     watchdog_close(&site);
     complete_wait(everyone, c->comes[rank] || c->late > 0);
-    // The limit, a wait for missing ranks, and one for their conclusions.
+    // The wait's time limit, then one for finding the missing nodes and one for agreeing.
     bool ok = as_expected(c, &found, rank) && took < 3 * LIMIT + 5;
     if (!ok) fprintf(stderr, "# rank %d: lost %d, left %d, %.1f s\n", rank, found.lost, found.left, took);
     node_recovery_disarm(&site);

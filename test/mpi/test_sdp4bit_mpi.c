@@ -1,15 +1,15 @@
-// Compares the distributed exact regime bit for bit with the one-process simulator: every shape of
-// nodes x ranks, every preset, several chunk counts, ZeRO-1 and 2, error feedback. One step has a
-// NaN or infinity (must be skipped), one an absurd learning rate (must be refused). Then the same
-// with the gradients of a GPT, including tensor and pipeline parallelism on 4 and 8 ranks.
+// Compares distributed training steps bit for bit with the single-process simulator, for every
+// shape of nodes x ranks, every preset, several chunk counts, ZeRO-1 and 2, and error feedback. One
+// step has a NaN or infinity and must be skipped; one has an absurd learning rate and must be
+// refused. Also runs with a GPT's gradients, including tensor and pipeline parallelism.
 //
-// Run under mpirun with 1 to 16 ranks. Prints ok / not ok on rank 0, exits 0 or 1. Built for both
-// backends (build/test/gpu/test_sdp4bit_mpi runs on GPUs); the simulator computes on the host.
+// Run under mpirun with 1 to 16 ranks. Exit code 0 or 1. build/test/gpu/test_sdp4bit_mpi is the
+// same program for GPU ranks; the simulator runs on the host.
 //
 //   test_sdp4bit_mpi [--emulate-nodes PER_NODE]
 //
-// With the flag it runs only this shape. NCCL treats its node boundaries as real, so that nodes may
-// share GPUs. ranks: 1 2 3 4 8 16
+// With the flag only this shape runs, and NCCL treats emulated nodes as hosts that may share GPUs.
+// ranks: 1 2 3 4 8 16
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@
 #include "test/mpi/simulator.h"
 #include "test/leaks.h"
 
-// A tensor that this rank holds whole.
+// A tensor without model-parallel split.
 #define MATRIX(NUMEL, UNIT) \
     { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
 #define VECTOR(NUMEL, UNIT) \
@@ -36,11 +36,11 @@ static const float BETA1 = 0.9f, BETA2 = 0.95f, EPSILON = 1e-8f, WEIGHT_DECAY = 
 
 // --- presets -------------------------------------------------------------------------------------
 
-// PARTS: uneven tensors of which other ranks hold parts, or copies that they count.
+// Sets of tensors. PARTS: uneven tensors that are split, or that another rank counts in the norm.
 typedef enum Shape { RAGGED, PARTS, BUCKETS, ALIGNED, TAILS_ONLY } Shape;
 
-// lowest, highest: bounds of the reduced gradient's relative L2 error, for small uneven tensors
-// with 1 % outliers that are 20 times as large.
+// lowest, highest: bounds of the reduced gradient's relative L2 error. 1 % of the gradient values are
+// outliers, which are 20 times as large.
 typedef struct Preset {
     const char *name;
     GradFormat grad;  // chunks is filled per run
@@ -148,7 +148,7 @@ static int preset_tensors(Shape shape, int dp, int64_t alignment, LayoutTensor *
     if (shape == TAILS_ONLY) memcpy(t, tails, sizeof tails);
     if (shape == RAGGED || shape == PARTS) return sizeof ragged / sizeof *ragged;
     if (shape == TAILS_ONLY) return sizeof tails / sizeof *tails;
-    int64_t least = 16 * dp * alignment;  // minimum elements of a bucket
+    int64_t least = 16 * dp * alignment;  // elements of the smallest bucket
     int count = 0;
     for (int u = 0; u < 3; u++) {
         LayoutTensor matrix = MATRIX(shape == ALIGNED ? least : least + 13 * u + 1, u);
@@ -171,7 +171,7 @@ static float random_value(uint32_t stream, uint32_t a, uint32_t b, int64_t i, bo
 
 typedef enum Poison { POISON_NAN, POISON_INF, POISON_TAIL, POISON_LOSS, POISONS } Poison;
 
-// Element and rank whose gradient is poisoned in this trial.
+// Sets one gradient of one rank to NaN or infinity. Element and rank depend on the trial.
 static void plant(const BucketLayout *layout, const LayoutTensor *tensors, float *grads, int rank,
                   uint32_t trial) {
     bool want_tail = trial % POISONS == POISON_TAIL;
@@ -198,9 +198,9 @@ static void initial_weights(const BucketLayout *layout, const LayoutTensor *tens
     }
 }
 
-// Active clipping, inactive clipping, none.
+// Returns a clip limit: one that is exceeded, one that is not, or none.
 static float clip_of(uint32_t trial) { return trial % 3 == 0 ? 0.05f : trial % 3 == 1 ? 1000.0f : 0.0f; }
-// The learning rate of the wild step lifts some elements over the limit of master weights.
+// In WILD_STEP the learning rate moves some elements over the limit of master weights.
 static float rate_if_applied(uint32_t step) { return step == WILD_STEP ? 1e38f : 1e-3f / (float)step; }
 static bool step_applied(uint32_t step) { return step != POISONED_STEP && step != FAULTED_STEP; }
 static float rate_if_skipped(uint32_t step) { return 2e-3f / (float)step; }
@@ -211,7 +211,7 @@ typedef struct Machine {
     int rank, size;
     Device *device;
     Lanes *lanes;
-    Stream *stream;  // the last stream
+    Stream *stream;  // stream on which the step ends
 } Machine;
 
 typedef struct Trial {
@@ -219,7 +219,7 @@ typedef struct Trial {
     const Preset *preset;
     uint32_t number;
     int micro_batches;  // micro-batches of a step, each reduced separately
-    bool sharded;       // into a shard, as ZeRO-2; else in place
+    bool sharded;       // reduces into a shard, like ZeRO-2; otherwise in place
     bool feedback;      // error feedback between nodes
     LayoutTensor tensors[MOST_TENSORS];
     int count;
@@ -227,7 +227,7 @@ typedef struct Trial {
     BucketLayout layout;
     TlqStep tlq;
     QwdStep qwd;
-    WireChecks checks;                  // in every other trial, payloads have checksums
+    WireChecks checks;                  // checksums of payloads, in every other trial
     void *allocated[MOST_ALLOCATIONS];  // until the end of the trial
     int allocations;
     // device memory
@@ -245,16 +245,16 @@ typedef struct Trial {
     float *residual;  // (nodes, matrix_per_rank) residual of each bucket, or NULL
     uint8_t *gather[3], *gathered;
     QwdLossless lossless;  // plain is NULL without lossless weights
-    void *flags;           // flags for comm_share, NULL without it
+    void *flags;           // flags of comm_share, or NULL
     // host memory
-    float *local;       // (arena) this rank's gradients as made
-    Simulator sim;      // complete on rank 0; elsewhere only the arrays for broadcasts
-    float **all_grads;  // rank 0: (dp) arenas
+    float *local;       // (arena) this rank's local gradients
+    Simulator sim;      // complete on rank 0; other ranks have only the arrays for broadcasts
+    float **all_grads;  // (dp, arena) local gradients of all ranks, on rank 0
     float *losses;      // (dp)
 } Trial;
 
-// Local gradient of rank `rank` for a micro-batch, in the shape of the arena, padding 0. Tensors
-// differ in magnitude.
+// Fills grads (arena, zero padding) with the local gradient of a rank and micro-batch. Tensors have
+// different magnitudes.
 static void local_gradient(const Trial *t, float *grads, int rank, uint32_t step, int micro_batch) {
     const BucketLayout *layout = &t->layout;
     const LayoutTensor *tensors = t->tensors;
@@ -278,7 +278,7 @@ static void *allocate(Trial *t, size_t bytes) {
     return t->allocated[t->allocations++] = p;
 }
 
-// Copies to the device and back, ordered with the last stream.
+// Copies between host and device on t->stream.
 static void upload(Trial *t, void *device, const void *host, size_t bytes) {
     copy_to_device(t->machine->stream, device, host, bytes);
     lanes_after(t->machine->lanes, t->machine->lanes->first, t->machine->stream);
@@ -307,12 +307,12 @@ static void build_plan(Trial *t) {
     if (t->checks.sealed) layout_seal(&t->layout);
 }
 
-// For comm_share.
+// The allocator for comm_share.
 static void *allocate_shared(Trial *t, size_t bytes) {
     return allocate(t, device_kind()->only_way ? bytes : (size_t)round_up64((int64_t)bytes, COMM_ALIGNMENT));
 }
 
-// The lengths of lossless payloads follow the payloads of the first bucket.
+// Lossless weights: the lengths of all payloads are sent after the payloads of the first bucket.
 static size_t message_bytes(const Trial *t, int b) {
     size_t bytes = qwd_buffer_bytes(&t->layout, b, &t->preset->weight, false, t->layout.dp);
     return (size_t)round_up64((int64_t)bytes, 256);
@@ -377,7 +377,7 @@ static void build_steps(Trial *t, int chunks) {
 }
 
 // On GPUs, with an odd number of chunks, ranks of a node copy payloads from each other's memory.
-// Results must be bitwise identical.
+// Results must be bitwise identical to those with NCCL.
 static bool share_messages(Trial *t, int chunks) {
     Error err = {0};
     CommPiece piece[] = {{t->tlq.workspace.send1, t->tlq.workspace.send1_bytes}, {0}, {0}, {0}};
@@ -391,7 +391,7 @@ static bool share_messages(Trial *t, int chunks) {
     return ok;
 }
 
-// Elements of the residual before bucket b.
+// Returns the offset of bucket b in the residual, in elements.
 static size_t residual_start(const Trial *t, int b) {
     int64_t elements = 0;
     for (int i = 0; i < b; i++) elements += t->mesh->rail.size * t->layout.bucket[i].matrix_per_rank;
@@ -413,7 +413,7 @@ static void build_state(Trial *t) {
     t->control = (StepStatus *)allocate(t, sizeof(StepStatus));
     t->hash = (uint64_t *)allocate(t, sizeof(uint64_t));
     t->loss = (float *)allocate(t, sizeof(float));
-    // Messages of the whole arena, each with a few aligned sections.
+    // Large enough for the payloads of all buckets with their aligned sections.
     t->gathered = (uint8_t *)allocate(t, arena * sizeof(float) + 4096 * (size_t)t->layout.dp);
     if (t->feedback) {
         t->residual = (float *)allocate(t, residual_start(t, t->layout.buckets) * sizeof(float));
@@ -475,7 +475,7 @@ static void poison(Trial *t, void *device, size_t bytes) {
     free(host);
 }
 
-// Stale bytes of an earlier step must not matter.
+// Fills buffers with garbage, because bytes of an earlier step must not be used.
 static void poison_buffers(Trial *t) {
     TlqWorkspace *w = &t->tlq.workspace;
     poison(t, w->send1, w->send1_bytes);
@@ -495,7 +495,7 @@ static GradShard own_grads(const Trial *t, int b) {
     return (GradShard){own, own + bucket->matrix_per_rank};
 }
 
-// Stores the sums of the first micro-batch and adds the sums of the others.
+// Reduces a micro-batch. The first one stores its sums; the others add theirs.
 static void reduce(Trial *t, uint32_t step, int micro_batch) {
     local_gradient(t, t->local, t->machine->rank, step, micro_batch);
     upload(t, t->grads, t->local, (size_t)t->layout.arena_elements * sizeof(float));
@@ -593,7 +593,7 @@ static bool complain(const Trial *t, uint32_t step, const char *what, int64_t at
     return false;
 }
 
-// Compares bit for bit, except that all NaNs are equal (they occur only in a skipped step).
+// Compares bit for bit, except that all NaNs are equal. (They occur only in a skipped step.)
 static bool same_floats(const Trial *t, uint32_t step, const char *what, const float *a, const float *b,
                         int64_t n) {
     for (int64_t i = 0; i < n; i++) {
@@ -603,7 +603,7 @@ static bool same_floats(const Trial *t, uint32_t step, const char *what, const f
     return true;
 }
 
-// The shard must hold the reduced gradient, padding 0.
+// The shard must contain the reduced gradient and zero padding.
 static bool same_shard_of_gradients(const Trial *t, uint32_t step) {
     float *shard = (float *)download(t, t->shard, (size_t)t->layout.shard_elements * sizeof *shard);
     int64_t rank = t->mesh->dp.rank;
@@ -620,8 +620,8 @@ static bool same_shard_of_gradients(const Trial *t, uint32_t step) {
     return ok;
 }
 
-// Without a shard, this rank's ranges must hold the reduced gradient, padding 0, and the rest of
-// the arena must be unchanged.
+// Without a shard, this rank's ranges of the arena must contain the reduced gradient and zero
+// padding. The rest of the arena must be unchanged.
 static bool same_gradients(const Trial *t, uint32_t step) {
     int64_t rank = t->mesh->dp.rank, arena = t->layout.arena_elements;
     float *expected = (float *)xmalloc((size_t)arena * sizeof *expected, "the test");
@@ -641,7 +641,7 @@ static bool same_gradients(const Trial *t, uint32_t step) {
     return ok && (!t->sharded || same_shard_of_gradients(t, step));
 }
 
-// The node's rounding errors, padding 0.
+// The residual must contain the node's quantization errors and zero padding.
 static bool same_residual(const Trial *t, uint32_t step) {
     int nodes = t->mesh->rail.size, per_node = t->mesh->node.size;
     if (!t->feedback) return true;
@@ -712,7 +712,7 @@ static bool same_status(const Trial *t, uint32_t step) {
 static uint64_t replica_hash(const Trial *t) {
     int64_t arena = t->layout.arena_elements;
     set_zero(t->machine->stream, t->hash, sizeof(uint64_t));
-    // Hashed in two parts with their positions: the hash must not depend on the split.
+    // The hash is computed in two parts and must not depend on this split.
     kernel_replica_hash(t->machine->stream, t->hash, t->weights, 0, arena / 3);
     kernel_replica_hash(t->machine->stream, t->hash, t->weights + arena / 3, arena / 3, arena - arena / 3);
     uint64_t *found = (uint64_t *)download(t, t->hash, sizeof *found), hash = *found;
@@ -765,7 +765,7 @@ static Sent sent_by(const Mesh *mesh) {
     return (Sent){comm_sent(&mesh->node), comm_sent(&mesh->rail), comm_sent(&mesh->world)};
 }
 
-// Lossless weights: counts payloads at their actual length, and their lengths.
+// Lossless weights: counts the actual lengths of payloads, and the bytes of the lengths themselves.
 static void count_lossless(const Trial *t, WireBytes *sum) {
     int64_t nodes = t->layout.options.nodes, others = t->layout.options.per_node - 1;
     int64_t bytes = t->layout.buckets * (int64_t)sizeof(uint32_t);
@@ -800,9 +800,10 @@ static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
     return same || complain(t, step, "the formula of the bytes", 0);
 }
 
-// Rank 0: relative L2 error of the reduced gradient against the mean in double.
+// On rank 0, checks the relative L2 error of the reduced gradient against the mean in double.
 static bool error_in_bounds(const Trial *t, uint32_t step) {
-    // The gradients of the other micro-batches are gone, or the sum includes earlier steps.
+    // Not applicable if gradients of other micro-batches or residuals of earlier steps are
+    // included.
     bool others = t->micro_batches > 1 || t->feedback;
     if (t->machine->rank != 0 || t->layout.dp == 1 || step == POISONED_STEP || others) return true;
     double error = 0, power = 0;
@@ -820,7 +821,7 @@ static bool error_in_bounds(const Trial *t, uint32_t step) {
 
 // --- trials --------------------------------------------------------------------------------------
 
-// With no_shard every rank gathers the reduced gradients of all shards.
+// Under no_shard every rank gathers the reduced gradients of all shards.
 static bool same_gathered_gradients(Trial *t, uint32_t step) {
     bool ok = true;
     if (t->sharded || t->layout.dp == 1) return true;
@@ -836,7 +837,7 @@ static bool same_gathered_gradients(Trial *t, uint32_t step) {
     return ok;
 }
 
-// All ranks agree, so that no rank is left waiting in a collective.
+// Returns true if `ok` is true on all ranks. Ranks that disagreed would wait for each other.
 static bool on_all(bool ok) {
     int value = ok;
     MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
@@ -848,7 +849,7 @@ static bool run_step(Trial *t, uint32_t step) {
     poison_buffers(t);
     reduce_and_check(t, step, local_loss(&t->layout, t->machine->rank, step, t->number));
     simulate(t, step);
-    // Gradients are compared before AdamW, the rest after it.
+    // Compares gradients before AdamW and everything else after it.
     bool ok = same_gradients(t, step) && same_residual(t, step) && same_status(t, step) &&
               error_in_bounds(t, step);
     update_weights(t);
@@ -876,7 +877,7 @@ static bool run_trial(const Machine *machine, const Mesh *mesh, int preset, int 
     bool ok = share_messages(t, chunks);
     build_simulator(t);
     ok = on_all(ok && (t->preset->shape != BUCKETS || t->layout.buckets == 3));
-    // AdamW does not depend on chunks.
+    // The refused update is tested with one chunk only, because AdamW does not depend on chunks.
     uint32_t steps = chunks == 1 ? FAULTED_STEP : STEPS;
     for (uint32_t step = 1; ok && step <= steps; step++) ok = run_step(t, step);
     free_trial(t);
@@ -884,8 +885,7 @@ static bool run_trial(const Machine *machine, const Mesh *mesh, int preset, int 
     return ok;
 }
 
-// Split of the ranks under tensor and pipeline parallelism. nodes: number of nodes in a
-// data-parallel group.
+// A layout of the ranks. nodes: number of nodes in a data-parallel group.
 typedef struct Split {
     int nodes, tp, pp;
     bool sequence;
@@ -895,7 +895,6 @@ static int per_node_of(const Machine *machine, const Split *split) {
     return machine->size / split->pp / split->nodes;
 }
 
-// The ranks with their mesh and device, ready to run.
 typedef struct Ranks {
     Mesh mesh;
     Lanes lanes;
@@ -942,7 +941,8 @@ static int run_shape(Machine *machine, int nodes, bool emulate) {
     Ranks ranks;
     Split split = {nodes, 1, 1, false};
     int failures = 0;
-    // 50: more chunks than alignment units, so that some chunks are empty; 0: the planner chooses.
+    // 50 is more than a bucket's alignment units, so some chunks are empty; 0: chosen by the bucket
+    // layout.
     static const int chunk_counts[] = {1, 3, 50, 0};
     open_ranks(&ranks, machine, &split, emulate);
     for (int preset = 0; preset < PRESETS; preset++) {
@@ -950,7 +950,7 @@ static int run_shape(Machine *machine, int nodes, bool emulate) {
         for (size_t c = 0; ok && c < sizeof chunk_counts / sizeof chunk_counts[0]; c++) {
             ok = run_trial(machine, &ranks.mesh, preset, chunk_counts[c], false);
         }
-        // With one and three chunks, and so with one and three micro-batches.
+        // Error feedback with one and three chunks, which have one and three micro-batches.
         if (ok && nodes > 1 && codec_grouped(presets[preset].grad.inter_codec))
             ok = run_trial(machine, &ranks.mesh, preset, 1 + preset % 2 * 2, true);
         failures += !ok;
@@ -964,8 +964,8 @@ static int run_shape(Machine *machine, int nodes, bool emulate) {
     return failures;
 }
 
-// Splits with tensor or pipeline parallelism that leave groups of several ranks. per_node: only
-// splits with this many ranks per node; 0: all.
+// Runs all layouts with tensor or pipeline parallelism whose data-parallel groups have several
+// ranks. per_node: only layouts with this many ranks per node; 0: all.
 static int run_splits(Machine *machine, int per_node) {
     static const Split splits[] = {{1, 2, 1, false}, {1, 2, 1, true},  {2, 2, 1, false}, {2, 2, 1, true},
                                    {1, 1, 2, false}, {2, 1, 2, false}, {2, 2, 2, true}};

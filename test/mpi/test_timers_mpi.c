@@ -1,5 +1,5 @@
-// Timers over ranks: minimum and maximum over ranks with a nonzero time, and the tables of all
-// three values of --timing-log-option, with any number of ranks.
+// Timers over ranks: minimum and maximum over ranks with a nonzero time, and the tables for all
+// three values of --timing-log-option. Runs on any number of ranks.
 #include <mpi.h>
 #include <math.h>
 #include <stdio.h>
@@ -47,8 +47,8 @@ static void spend(Timers *timers, Timer timer, Stream *stream, double ms) {
     timer_stop(timers, timer, stream);
 }
 
-// forward-backward: 10, 20, 30 ... ms by rank; optimizer: 0 on rank 0, 5 ms elsewhere;
-// params-all-gather: 0.
+// Times by rank: forward-backward 10, 20, 30, ... ms; optimizer 0 on rank 0 and 5 ms on other
+// ranks; params-all-gather 0.
 static void spend_all(Timers *timers, Stream *stream, int rank) {
     spend(timers, TIMER_FORWARD_BACKWARD, stream, 4.0 * (rank + 1));
     spend(timers, TIMER_FORWARD_BACKWARD, stream, 6.0 * (rank + 1));
@@ -56,7 +56,7 @@ static void spend_all(Timers *timers, Stream *stream, int rank) {
 }
 
 static void test_collect(Timers *timers, Stream *stream, int rank, int world) {
-    enum { COUNT = TIMER_OPTIMIZER + 1 };  // starting at TIMER_FORWARD_BACKWARD
+    enum { COUNT = TIMER_OPTIMIZER + 1 };  // from TIMER_FORWARD_BACKWARD on
     TimerStats stats[COUNT], *late = &stats[TIMER_OPTIMIZER], *all = &stats[TIMER_FORWARD_BACKWARD];
     double *rank_ms = (double *)calloc(COUNT * (size_t)world, sizeof *rank_ms);
     spend_all(timers, stream, rank);
@@ -114,7 +114,7 @@ static void test_table(Timers *timers, Stream *stream, int rank, int world, Timi
     fflush(stdout);
     dup2(file, 1);
     log_timers(log, timers, 10, 10, everyone);
-    log_timers(log, timers, 20, 10, everyone);  // nothing recorded since: prints nothing
+    log_timers(log, timers, 20, 10, everyone);  // prints nothing, because no times were recorded since
     dup2(kept, 1);
     log_close(log);
     CHECK(pread(file, found, sizeof found - 1, 0) >= 0);
@@ -125,7 +125,7 @@ static void test_table(Timers *timers, Stream *stream, int rank, int world, Timi
     unlink(path);
 }
 
-// Timers of phases are not averaged over iterations, and appear in JSON lines, too.
+// Timers of phases are not averaged over iterations, and JSON lines contain them too.
 static void test_phases(Timers *timers, Stream *stream, int rank, int world) {
     char path[] = P_tmpdir "/test_timers_XXXXXX", json[4096] = "";
     int file = mkstemp(path), kept = dup(1);
@@ -133,7 +133,7 @@ static void test_phases(Timers *timers, Stream *stream, int rank, int world) {
     const Config config = {.timing_log_option = TIMING_MINMAX, .log_jsonl = path};
     FILE *null = fopen("/dev/null", "w");
     Log *log = log_open(&config, world, rank == 0, NULL, NULL);
-    spend(timers, TIMER_EVALUATE, stream, 3.0009765625 + rank);  // all of its bits are written
+    spend(timers, TIMER_EVALUATE, stream, 3.0009765625 + rank);  // JSON has all digits
     fflush(stdout);
     dup2(fileno(null), 1);
     log_phase_timers(log, timers, TIMER_EVALUATE, TIMER_SETUP + 1 - TIMER_EVALUATE, everyone);
