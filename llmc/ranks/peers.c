@@ -69,7 +69,8 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
     if (!node_failure_unrecoverable(peers.site)) return;
     heartbeat_claim_exit(peers.site);
     fatal(peers.site, EXIT_COMMUNICATION,
-          "several nodes were lost or late, and nothing was saved; restart the job");
+          "this node or several others did not respond in time, so this node saved nothing; restart the"
+          " job from the latest checkpoint");
 }
 
 bool peers_agree(Peers peers, bool ok, Error *err, int *who) {
