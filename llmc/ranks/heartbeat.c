@@ -84,7 +84,7 @@ static int slowest_rank(const Heartbeat *h) {
     return found;
 }
 
-// Writes "; 4 others 52 to 53" for the rest of h->calls, empty if there are none.
+// Writes "; 4 others: 52 to 53" for the rest of h->calls, empty if there are none.
 static void list_rest(const Heartbeat *h, char *text, size_t bytes) {
     int count = 0;
     long long least = 0, most = 0;
@@ -95,7 +95,7 @@ static void list_rest(const Heartbeat *h, char *text, size_t bytes) {
         if (!count++ || h->calls[i] > most) most = h->calls[i];
     }
     if (!count) return;
-    int used = snprintf(text, bytes, "; %d other%s %lld", count, count > 1 ? "s" : "", least);
+    int used = snprintf(text, bytes, "; %d other%s: %lld", count, count > 1 ? "s" : "", least);
     if (most > least && (size_t)used < bytes) snprintf(text + used, bytes - (size_t)used, " to %lld", most);
 }
 
@@ -112,9 +112,9 @@ void heartbeat_list_calls(const Heartbeat *h, char *text, size_t bytes) {
          listed++, i = slowest_rank(h)) {
         char last[8 * CALL_WORDS];
         load_text(last, h->slots[i].call, CALL_WORDS);
-        used += (size_t)snprintf(text + used, bytes - used, "%srank %d %lld collectives%s%s",
-                                 listed ? "; " : "; issued: ", atomic_load(&h->slots[i].rank), h->calls[i],
-                                 *last ? ", the last " : "", last);
+        used += (size_t)snprintf(text + used, bytes - used, "%srank %d: %lld%s%s%s",
+                                 listed ? "; " : "; collectives issued: ", atomic_load(&h->slots[i].rank),
+                                 h->calls[i], *last ? " (last: " : "", last, *last ? ")" : "");
         h->calls[i] = -1;
     }
     if (used < bytes) list_rest(h, text + used, bytes - used);

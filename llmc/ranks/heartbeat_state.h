@@ -64,7 +64,7 @@ void heartbeat_describe(const Slot *slot, char *text, size_t bytes);
 // Writes "rank 3 is still busy (last seen at ...)" for each live rank of the host that doesn't
 // wait. Returns false if there is none.
 bool heartbeat_list_busy(const Heartbeat *h, char *text, size_t bytes);
-// Writes "; issued: rank 0 52 collectives, the last all-gather between nodes; rank 6 51 ...; 4
-// others 52". Lists this rank, then the ranks of this host with the fewest collectives, which are
+// Writes "; collectives issued: rank 0: 52 (last: all-gather between nodes); rank 6: 51 (...); 4
+// others: 52". Lists this rank, then the ranks of this host with the fewest collectives, which are
 // late. If all numbers are equal, the devices hang. Empty if no collective was issued.
 void heartbeat_list_calls(const Heartbeat *h, char *text, size_t bytes);

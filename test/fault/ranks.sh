@@ -95,14 +95,14 @@ stuck_of_eight() {
     SDP4BIT_FAULT=stall:6:3:6 train 8 --gpus-per-node 8 --global-batch-size 16 \
         --distributed-timeout-minutes 0.1 --train-iters 6
     error_names 7 "rank 6 " $? &&
-        says "; issued: rank 6 [0-9]+ collectives, the last [^;]*; rank [0-7] [^;]*; rank [0-7] [^;]*; rank [0-7] [^;]*; 4 others [0-9]+( to [0-9]+)? \("
+        says "; collectives issued: rank 6: [0-9]+ \(last: [^;]*; rank [0-7] [^;]*; rank [0-7] [^;]*; rank [0-7] [^;]*; 4 others: [0-9]+( to [0-9]+)? \("
 }
 check "one of eight ranks is stuck: the line has its progress" stuck_of_eight
 slowest() {
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np 8 "$BUILD/test/mpi/test_heartbeat" "out of step" >"$work/out" \
         2>"$work/err" </dev/null
-    error_names 7 "; issued: rank 0 10 collectives, the last all-gather between nodes; rank 7 8 collectives, the last all-gather between nodes; rank 5 9 " $? &&
-        says "; rank 1 10 collectives, the last all-gather between nodes; 4 others 10 to 11 \("
+    error_names 7 "; collectives issued: rank 0: 10 (last: all-gather between nodes); rank 7: 8 (last: all-gather between nodes); rank 5: 9 " $? &&
+        says "; rank 1: 10 \(last: all-gather between nodes\); 4 others: 10 to 11 \("
 }
 check "the line names the slowest ranks" slowest
 nowhere_else() { stuck stall 2 2 100000 4 ""; [ $? -eq 75 ] ||

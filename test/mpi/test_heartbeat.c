@@ -242,7 +242,7 @@ static int alone(char *argument, char *text, size_t bytes) {
 // If a device hangs, the watchdog lists the collectives that the rank has issued.
 static bool collectives_are_listed(char *text, size_t bytes) {
     return alone(STALLS, text, bytes) == EXIT_COMMUNICATION && strstr(text, "iteration 3 update: waited ") &&
-           strstr(text, "; issued: rank 0 2 collectives, the last all-gather between nodes (--distributed");
+           strstr(text, "; collectives issued: rank 0: 2 (last: all-gather between nodes) (--distributed");
 }
 
 // An error that a check reports ends the job immediately, before the time limit.
