@@ -1,16 +1,17 @@
 // Measures the bandwidth of every kernel between the local gradients and the new model weights,
 // relative to a plain device copy on the same GPU (Table 5 of the paper, and more). Built and run
-// by dev/bench/codec.sh.
+// by dev/bench/codec.sh. Prints a table and writes the same data to FILE as JSON.
 //
 //   codec_bench [--min-mb 8] [--max-mb 2048] [--runs 15] [--only TEXT] [--out FILE.json]
 //
-// Size: number of input values x 4 bytes, for any codec. Bytes moved: every input read once, every
-// output written once. Times are medians over the runs, measured with events. Before each run, a
-// buffer larger than the L2 cache is read to evict it. Writing the buffer instead would leave dirty
-// lines that the measured kernel has to write back: 50 MB in addition to its own 170. Since launch
-// latency matters in short runs, each row also shows a kernel that moves the same number of bytes
-// without arithmetic. --only selects kernels whose row contains TEXT (for ncu). Prints a table and
-// writes the same data to FILE as JSON.
+// Sizes are the number of input values x 4 bytes, for any codec. --only selects kernels whose row
+// contains TEXT (for ncu).
+//
+// Bandwidth counts every input once and every output once. Times are medians over the runs,
+// measured with events. Launch latency matters in short runs, so each row also shows a kernel that
+// moves the same number of bytes without arithmetic. Before each run, the L2 cache is flushed by
+// reading a larger buffer. Writing that buffer would leave dirty lines, which the measured kernel
+// would have to write back.
 #include <algorithm>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +32,7 @@ typedef struct Bench {
     bool first_row;
     uint4 *flush;
     int64_t flush_bytes;
-    double copy_rate;  // bytes read and written per second
+    double copy_rate;  // bytes per second that a copy reads and writes
 } Bench;
 
 // --- memory and time ----------------------------------------------------------------------------
@@ -41,9 +42,9 @@ static void stop(const Error *err) {
     exit(err->code);
 }
 
-// Fills memory with values of the magnitude of gradients, valid both as fp32 and as pairs of bf16:
-// random sign and mantissa, exponents around 2^-10. signs: 0x80008000, or 0 for nonnegative values
-// such as second moments.
+// Fills memory with random values around 2^-10, the magnitude of gradients, which are valid both as
+// fp32 and as pairs of bf16. signs: 0x80008000 for random signs, or 0 for nonnegative values such
+// as second moments.
 __global__ void fill_kernel(uint32_t *word, int64_t n, uint32_t seed, uint32_t signs) {
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
          i += (int64_t)gridDim.x * blockDim.x) {
@@ -65,9 +66,9 @@ static void *filled(Bench *b, int64_t bytes, uint32_t seed, bool positive = fals
     return memory;
 }
 
-// Reads `in` and writes `out`, in units of 16 bytes. Each block handles one of `pieces` parts at a
-// time. If nothing is written, the store to out[0], which practically never happens, keeps the
-// compiler from removing the reads.
+// Reads `in` and writes `out`, in units of 16 bytes. Each block processes one of `pieces` parts at
+// a time. If nothing is written, a store to out[0], whose condition is practically never true,
+// prevents the compiler from removing the reads.
 __global__ void __launch_bounds__(512) move_kernel(const uint4 *__restrict__ in, int64_t reads,
                                                    uint4 *__restrict__ out, int64_t writes, int64_t pieces) {
     uint4 sum = {};
@@ -111,7 +112,7 @@ template <class Launch> static double median_ms(Bench *b, Launch launch) {
 
 static bool wanted(const Bench *b, const char *kernel) { return !b->only || strstr(kernel, b->only); }
 
-// Prints and stores one row. ms: time of one run; read, written: bytes moved by the kernel.
+// Prints and stores one row. ms: time of one run. read, written: bytes that the kernel must move.
 static void report(Bench *b, const char *kernel, int64_t elements, int64_t read, int64_t written, double ms) {
     void *in = filled(b, read, 30), *out = filled(b, written, 31);
     double bytes = (double)(read + written), rate = bytes / (ms * 1e-3),
@@ -133,7 +134,7 @@ static void report(Bench *b, const char *kernel, int64_t elements, int64_t read,
     }
 }
 
-// Writes the head of the JSON file.
+// Writes the fields at the start of the JSON file.
 static void start_json(const Bench *b) {
     const char *command = getenv("COMMAND_LINE");
     fprintf(b->json,
@@ -155,8 +156,8 @@ static void measure_copy(Bench *b) {
 
 enum { TENSORS = 24 };
 
-// A bucket of 24 matrices with n elements in total, for nodes x per_node ranks. It has no tail of
-// unquantized tensors, whose kernels are not measured.
+// A bucket of 24 matrices with n elements in total, for nodes x per_node ranks. It has no
+// unquantized tensors, because their kernels are not measured.
 typedef struct Layout {
     BucketLayout plan;
     Bucket bucket;
@@ -261,7 +262,8 @@ static void bench_requantize(Bench *b, int64_t n, int sources, Codec in_codec, i
     free_layout(b, &l);
 }
 
-// The same with error feedback, in three kernels. Bytes are counted as for one fused kernel.
+// Measures summing and requantizing with error feedback, which takes three kernels. Counts the
+// bytes that a single fused kernel would move.
 static void bench_feedback(Bench *b, int64_t n, int sources, Codec in_codec, int in_group, Codec codec,
                            int group) {
     char name[96];
@@ -426,8 +428,9 @@ __global__ void move_kernel(uint16_t *fresh, const uint16_t *old, int64_t n, flo
     }
 }
 
-// Weights are around 2^-10, and changes take about 3 bits per weight. Two payloads are decoded
-// alternately: one applies the changes, the other reverts them.
+// Measures lossless weight coding. Weights are around 2^-10, and their changes take about 3 bits
+// per weight. Two payloads are decoded alternately: one applies the changes, the other reverts
+// them.
 static void bench_lossless(Bench *b, int64_t n) {
     const char *names[] = {"lossless weights, encode", "lossless weights, pack", "lossless weights, decode"};
     if (!wanted(b, names[0]) && !wanted(b, names[1]) && !wanted(b, names[2])) return;
@@ -468,7 +471,7 @@ static void bench_lossless(Bench *b, int64_t n) {
     for (void *each : memory) device_free(b->device, each);
 }
 
-// Local steps: kernels of an outer sync of one bucket.
+// Measures the kernels of an outer sync of one bucket (local steps).
 static void bench_local(Bench *b, int64_t n) {
     const char *names[] = {"local steps, pseudo-gradient", "local steps, outer step", "local steps, mix",
                            "local steps, round"};
@@ -579,7 +582,7 @@ int main(int argc, char **argv) {
     }
     b.first_row = true;
     if (b.json) start_json(&b);
-    // Sizes grow by a factor of 4, and of 2 from 128 MB, where the targets apply.
+    // Sizes grow by a factor of 4 up to 128 MB, then by 2.
     for (int64_t mb = smallest; mb <= largest; mb *= mb < 128 ? 4 : 2) bench_size(&b, mb * 262144);
     if (b.json) fprintf(b.json, "\n  ]\n}\n");
     if (b.json && fclose(b.json)) {

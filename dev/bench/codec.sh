@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures the bandwidth of the fused kernels (quantize, sum and requantize, final sum, AdamW with
-# difference, apply) at 8 MB to 2 GB of fp32 input, as a share of a device copy. Prints a table,
+# difference, apply) relative to a device copy, for 8 MB to 2 GB of fp32 input. Prints a table and
 # writes JSON. Builds dev/bench/codec.cu first. Needs a GPU and the requirements of `make gpu`.
 #
 #   dev/bench/codec.sh [--min-mb 8] [--max-mb 2048] [--runs 15] [--only TEXT] [--out FILE.json]

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Measures whole training steps on several GPUs for each preset: within one node, and over networks
-# of several speeds, emulated on this machine. Compares each step with the best possible schedule
-# (comm_bound.py), computed from layer times and the bandwidth of plain collectives in the same run.
+# Measures training steps on several GPUs for each preset, within one node and over emulated
+# networks of several speeds. Compares each step with the best possible schedule (comm_bound.py),
+# which is computed from layer times and from the bandwidth of plain collectives in the same run.
 #
-# Prints a table of steps and one of memory, and writes JSON and a plot. The files are updated after
-# every network, so an interrupted call keeps its results. --sync-only: synchronization only.
+# Prints a table of steps and a table of memory, and writes JSON and a plot. The files are updated
+# after every network, so an interrupted call keeps its results. --sync-only measures only
+# synchronization.
 #
 #   dev/bench/comm.sh [--models "125m:32 1.3b:8 1.3b:1"] [--networks "inside sockets 25 10"]
 #                     [--presets "fp32 bf16 qwd tlq-hs ulq sdp4bit"] [--shape NxD] [--iters 4]
@@ -13,40 +14,42 @@
 #
 #   models     NAME:MICRO_BATCH of configs/gpt_NAME.args, of dev/bench/NAME.args or of a file.
 #              Global batch = micro-batch x ranks
-#   networks   inside: one node. logical: N x D ranks without a network between them. sockets: N x D
-#              emulated nodes over the loopback, limited only by the CPUs (about 100 Gb/s per node).
-#              A number: the same, limited to that many Gb/s per node. NCCL reaches 25 and 10, but
-#              less than half of 100. sockets and numbers need root and tc. The loopback is restored
-#              at the end. Networks that this machine cannot emulate are reported and skipped
-#   presets    qwd has bf16 gradients, tlq-hs bf16 weights; ulq and sdp4bit are as in the paper.
-#              Also tlq, qw, and from configs/: eden, eden3, eden2-ef, lossless, eden-lossless,
-#              local (use --iters 30: fewer steps contain only some of its outer syncs). NAME+sums
-#              adds --verify-wire, NAME+grads optim_grads, NAME+params optim_grads_params,
-#              NAME+offload --optimizer-cpu-offload. If NAME is measured too, a line shows the cost
-#              of the addition. Example: --networks inside
+#   networks   inside: one node. logical: N nodes of D ranks, without an emulated network. sockets:
+#              N nodes of D ranks over the loopback device, limited only by the CPUs (about 100 Gb/s
+#              per node). A number: like sockets, but limited to that many Gb/s per node; NCCL
+#              reaches 10 and 25, but less than half of 100. sockets and numbers need root and tc;
+#              the loopback device is restored at the end. Networks that this machine cannot emulate
+#              are skipped with a warning
+#   presets    qwd has bf16 gradients, tlq-hs has bf16 weights, ulq and sdp4bit are as in the paper.
+#              Other presets: tlq, qw, and from configs/: eden, eden3, eden2-ef, lossless,
+#              eden-lossless, local (use --iters 30, because it has an outer sync every 30 steps).
+#              NAME+sums adds --verify-wire, NAME+grads the sharding strategy optim_grads,
+#              NAME+params optim_grads_params, NAME+offload --optimizer-cpu-offload. If NAME is
+#              measured too, a line shows the cost of the added flag. Example: --networks inside
 #              --models 1.3b:8 --presets "sdp4bit sdp4bit+grads sdp4bit+params" --iters 20
 #   shape      nodes x ranks per node [2 nodes of half of the GPUs]
-#   iters      measured steps, after the same number of warm-up steps [4]. Short steps are repeated
-#              for about a second (up to 30 steps). Steps that would take longer than 3 s in total
-#              are reduced to 2 at least. A line below the table lists points with fewer than 3
-#   time-limit seconds for the whole call, ten of them reserved for cleaning up. Presets that do not
-#              fit are reported and skipped
+#   iters      number of measured steps, after the same number of warm-up steps [4]. Short steps are
+#              repeated for about a second (up to 30 steps). If the steps would take longer than
+#              3 s, fewer are measured, but at least 2. A line below the table lists points with
+#              fewer than 3
+#   time-limit seconds for the whole call, including ten seconds for cleaning up. Presets that do
+#              not fit are skipped with a message
 #   flags      additional trainer flags for every preset
 #   plain-mb   size of the buffers of the plain collectives [256; CPU ranks 4]
 #   logs       keeps the logs in FOLDER. Later calls with the same folder add rows to the table and
-#              reuse the layer times (with a message). Repeating a preset discards its old row, even
-#              if the new run fails
+#              reuse the layer times. Measuring a preset again discards its old row, even if the new
+#              run fails
 #
 # All presets of a model and network run in one process. If one preset fails, the remaining ones are
 # run again without it.
 #
-# TCP congestion control is that set on this machine. The stored results used cubic
-# (sysctl net.ipv4.tcp_congestion_control).
+# The TCP congestion control is the machine's setting (sysctl net.ipv4.tcp_congestion_control); the
+# stored results used cubic.
 #
-# Needs make gpu-bench. DEVICE=cpu uses CPU ranks (make bench; without the network sockets, and
-# networks with a speed only for --shape Nx1): by default a small model, small:2, with results in
-# runs/. This is to try the scripts, not for measurements, except that a slow enough network, such
-# as 0.1 Gb/s, shows the cost of communication. BUILD: folder of the programs.
+# Needs make gpu-bench. DEVICE=cpu uses CPU ranks to try the scripts (make bench). It measures a
+# small model, small:2, by default, and writes results to runs/. It does not support the network
+# sockets, and networks with a speed only with --shape Nx1. Times are meaningful only over a slow
+# network such as 0.1 Gb/s. BUILD: folder of the programs.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
@@ -175,7 +178,7 @@ network_flags() {
     logical) where=(--gpus-per-node "$per_node") ;;
     *)
         where=(--gpus-per-node "$per_node" --emulate-nodes)
-        # Otherwise MPI would use shared memory.
+        # Without this MPI would use shared memory.
         [ "$device" = gpu ] ||
             export OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo
         ;;
@@ -183,7 +186,7 @@ network_flags() {
 }
 # model_flags MODEL:ROWS RANKS MICRO_BATCHES: sets $what.
 model_flags() {
-    # A timeout of one minute reports a hanging rank in time.
+    # With a timeout of one minute, a hanging rank is reported before the time limit.
     what=("@$(config_of "${1%:*}")" --micro-batch-size "${1##*:}" --global-batch-size $((${1##*:} * $2 * $3))
         --mock-data --hidden-dropout 0 --attention-dropout 0 --train-iters 1000000 --eval-interval 1000000
         --eval-iters 0 --distributed-timeout-minutes 1 ${flags[@]+"${flags[@]}"})
@@ -197,7 +200,7 @@ folder=$(mktemp -d) shaped=0
 end_jobs() { # stops background jobs
     local running
     running=$(jobs -p)
-    # shellcheck disable=SC2086 # process ids are words
+    # shellcheck disable=SC2086 # $running is a list
     [ -z "$running" ] || { kill -TERM $running 2>/dev/null || true; wait; }
 }
 clean_up() {
@@ -206,7 +209,7 @@ clean_up() {
     [ $shaped = 0 ] || scripts/emulate_network.sh restore >&2 || true
     rm -rf "$folder"
 }
-stopped() { # by a signal
+stopped() { # handles a signal
     trap '' HUP INT TERM
     end_jobs
     if write_table 2>/dev/null; then
@@ -231,7 +234,7 @@ shape_network() {
     inside | logical) [ $shaped = 1 ] || return 0 ;;
     *) words=("$nodes" "${1/sockets/unlimited}") how=1 ;;
     esac
-    [ $how = 0 ] || shaped=1 # restore also after a partial failure
+    [ $how = 0 ] || shaped=1 # restore the loopback even after a partial failure
     if scripts/emulate_network.sh "${words[@]}" >"$folder/shape" 2>&1; then
         shaped=$how
         cat "$folder/shape" >&2
@@ -242,7 +245,7 @@ shape_network() {
 }
 left() { say $((limit - SECONDS)); }
 # time_for SECONDS: prints SECONDS, or less if the time limit requires it; 0 if no time is left.
-# Never pass 0 to timeout, where it means no limit.
+# Don't pass 0 to timeout, where it means no limit.
 time_for() {
     local most=$((limit - SECONDS - grace - ending))
     [ $most -le "$1" ] || most=$1
@@ -250,8 +253,9 @@ time_for() {
     say $most
 }
 # started COMMAND...: runs the command with its output in files. On failure, prints the last lines
-# and keeps the files in --logs. Runs in the background, because the shell handles signals only
-# after a foreground command has ended, and Ctrl-C does not reach the process group of timeout.
+# and keeps the files in --logs. The command runs in the background, because the shell handles
+# signals only after a foreground command has ended, and Ctrl-C does not reach timeout's process
+# group.
 started() {
     "$@" >"$folder/out" 2>"$folder/err" &
     wait $! && return
@@ -261,17 +265,17 @@ started() {
     return 1
 }
 export -f launch one_machine without_banners say say_signal
-# in_time SECONDS RANKS COMMAND...: replaces the shell, so that signals reach timeout. The inner
-# shell ignores SIGTERM, so that timeout waits for mpirun, which also gets the signal and ends its
-# ranks.
+# in_time SECONDS RANKS COMMAND...: replaces the shell by timeout, so that timeout gets signals. The
+# inner shell ignores SIGTERM, so that timeout waits for mpirun, which gets the signal too and ends
+# its ranks.
 in_time() {
     local seconds=$1
     shift
     exec timeout -k $grace "$seconds" bash -c 'trap : TERM; launch "$@"' launch "$@"
 }
 
-# synchronize MODEL NETWORK REPETITIONS: measures plain bandwidths and the bytes per bucket of each
-# preset; with REPETITIONS > 0 also the time.
+# synchronize MODEL NETWORK REPETITIONS: measures the bandwidth of plain collectives and the bytes
+# per bucket of each preset. With REPETITIONS > 0, also measures the time of synchronization.
 synchronize() {
     local name words=() file seconds
     seconds=$(time_for "$limit")
@@ -286,12 +290,12 @@ synchronize() {
     done
     started in_time "$seconds" $ranks "$synchronizer" --out "$file" --repetitions "$3" \
         --plain-mb "${plain_mb:-256}" "${what[@]}" "${where[@]}" "${words[@]}" ||
-        say "warning: synchronization of $1, $2 failed" >&2
+        say "warning: measuring the synchronization of $1, $2 failed" >&2
 }
 
 config_value() { sed -n "s/^--$2[ =]*\([0-9]*\).*/\1/p" "$1" | tail -n 1; } # FILE NAME: a number
-# second_of LAYERS MODEL MICRO_BATCHES: number of steps that take about a second on a GPU with
-# 400 TFLOP/s, at least four.
+# second_of LAYERS MODEL MICRO_BATCHES: prints how many steps a GPU with 400 TFLOP/s computes in
+# about a second, at least four.
 second_of() {
     local file hidden length steps=10
     file=$(config_of "${2%:*}")
@@ -302,9 +306,9 @@ second_of() {
     [ $steps -le 200 ] || steps=200
     say $steps
 }
-# compute_alone MODEL GPU: starts to measure layer times on one rank, with all and half of the
-# layers and with one and two micro-batches. Each measurement follows two seconds of the same steps,
-# so that the GPU has reached its steady clock, at which the steps of all ranks are measured too.
+# compute_alone MODEL GPU: starts to measure layer times on one rank, with all layers and with half
+# of them, and with one and two micro-batches. Each measurement follows two seconds of the same
+# steps, so that the GPU runs at its sustained clock, as in the steps of all ranks.
 alone_pid=() alone_model=() alone_at=() alone_out=() # of running measurements
 compute_alone() {
     local depth words=() k at layers steps warm=2 seconds
@@ -312,7 +316,7 @@ compute_alone() {
     at=$logs/one/$(name_of "$1")/${1##*:}
     if [ -e "$at/done" ]; then
         say "using the layer times of $1 from an earlier call in $at;" \
-            "on another machine, remove that folder to measure them again" >&2
+            "remove that folder to measure them again, for example on another machine" >&2
         return
     fi
     seconds=$(time_for 200)
@@ -350,8 +354,8 @@ layers_timed() { # waits for running measurements
     alone_pid=() alone_model=() alone_at=() alone_out=()
 }
 
-# forget FOLDER PRESET...: removes logs of earlier runs of these presets, so that their loopback
-# byte counts are not used for a new run without counts.
+# forget FOLDER PRESET...: removes the logs of earlier runs of these presets, so that a new run
+# without loopback byte counts does not get the old counts.
 forget() {
     local at=$1 name
     shift
@@ -361,8 +365,8 @@ forget() {
     done
 }
 
-# train_once MODEL NETWORK PRESET...: runs the presets that fit into the time limit, in one process.
-# Sets $begun to their names. Returns false if a rank failed.
+# train_once MODEL NETWORK PRESET...: runs the presets that fit into the time limit in one process
+# per rank. Sets $begun to their names. Returns false if a rank failed.
 begun=()
 train_once() {
     local model=$1 network=$2 name steps words=() planned=0 before=$SECONDS at seconds count
@@ -392,17 +396,17 @@ train_once() {
     say "$SECONDS s: $model, $network, $count presets, about $planned s" >&2
     started in_time "$seconds" $ranks "$trainer" --loopback "$at/loopback" "${what[@]}" "${where[@]}" \
         "${words[@]}" || return 1
-    # Estimate the start-up time of a preset from the last runs.
+    # Update the estimated start-up time of a preset.
     start=$(((SECONDS - before - planned + start * count + count - 1) / count))
     [ $start -ge 1 ] || start=1
 }
 
-# train MODEL NETWORK: runs all presets. If one fails, runs the remaining ones again without it.
+# train MODEL NETWORK: runs all presets. If a preset fails, runs the remaining ones without it.
 train() {
     local lost=()
-    # shellcheck disable=SC2086 # presets are words
+    # shellcheck disable=SC2086 # $presets is a list
     train_once "$1" "$2" $presets && return
-    # Presets run in this order, so the first without a row is the one that failed.
+    # Presets run in this order, so the first one without a row has failed.
     mapfile -t lost < <(python3 dev/bench/comm_table.py unfinished "$logs" "$(name_of "$1")" "${1##*:}" "$2" \
         "${begun[@]}")
     if [ ${#lost[@]} -lt 2 ] || [ "$(time_for "$limit")" = 0 ]; then
@@ -428,7 +432,7 @@ if [ $sync_only = 0 ]; then
     k=0
     for model in $models; do
         if [ "$device" = gpu ]; then
-            compute_alone "$model" "${visible[k]:-$k}" # each on another GPU
+            compute_alone "$model" "${visible[k]:-$k}" # each model on another GPU
             k=$(((k + 1) % gpus))
         else
             compute_alone "$model" ''
@@ -436,7 +440,7 @@ if [ $sync_only = 0 ]; then
         [ $k -gt 0 ] || layers_timed
     done
     layers_timed
-    say "$SECONDS s: layers are timed" >&2
+    say "$SECONDS s: measured the layer times" >&2
 fi
 for network in $networks; do
     shape_network "$network" || continue

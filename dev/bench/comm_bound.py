@@ -1,10 +1,10 @@
-"""Computes the bound of a step time: the best possible schedule, without overhead.
+"""Computes a lower bound of the step time: the best possible schedule, without overhead.
 
-Uses layer times of one rank without communication and the bandwidth of plain collectives. Quantization
-kernels are free. The program step_bound computes the schedule, with the model of --plan
-(llmc/plan/step_time.h). Used by comm_table.py.
+Uses layer times of one rank without communication and the bandwidth of plain collectives, and assumes
+that quantization takes no time. The program step_bound computes the schedule, with the same model as
+--plan (llmc/plan/step_time.h). Used by comm_table.py.
 
-Times are in ms, rates in GB/s sent by each rank, and bytes are sent by each rank.
+Times are in ms. Bytes are those that each rank sends; rates are in GB/s.
 """
 import os
 import subprocess
@@ -18,8 +18,8 @@ def layer_times(full, half, layers, half_layers):
     """Returns the times of the parts of a step, from runs of one rank with all and with fewer layers.
 
     full, half: {"one": (forward, backward), "two": (forward, backward)} for one and two micro-batches
-    per step. Their difference is the time of a micro-batch without concurrent optimizer and norm. If
-    noise leaves no difference, the time of the single micro-batch is used."""
+    per step. Their difference is the time of a micro-batch without a concurrent optimizer. If noise
+    makes it negative, the time of the single micro-batch is used."""
     parts = []
     for k in range(2):
         whole, part = full["two"][k] - full["one"][k], half["two"][k] - half["one"][k]
@@ -31,7 +31,7 @@ def layer_times(full, half, layers, half_layers):
 
 
 def transfer_times(bucket, plain):
-    """Returns the ms of each hop of a bucket."""
+    """Returns the ms of each hop of a bucket's gradients and weights."""
     times = {}
     for hop in HOPS:
         rate = plain[PLAIN[hop]]
@@ -53,7 +53,7 @@ def gather_time(bucket, direction, plain):
 
 
 def exchange_time(bucket, plain):
-    """Returns the ms of an outer sync: half of the bytes are an all-to-all, half an all-gather."""
+    """Returns the ms of an outer sync. The all-to-all and the all-gather each send half of the bytes."""
     sent = bucket.get("exchange", 0)
     return sum(sent / 2 / (1e6 * plain[PLAIN[hop]]) for hop in ("grad_rail", "weight_rail")) if sent else 0.0
 
@@ -61,8 +61,8 @@ def exchange_time(bucket, plain):
 def step_bound(times, update, dp, buckets, plain, micro_batches=1, steps=1, delay=0):
     """Returns the ms of a step in the steady state.
 
-    times: from layer_times. update: ms of AdamW on all parameters on one rank. buckets: as written by
-    sync_only, in forward order; unit 0 is the embedding. steps, delay: as in --local-steps."""
+    times: result of layer_times. update: ms of AdamW for all parameters on one rank. buckets: records
+    of sync_only in forward order; unit 0 is the embedding. steps, delay: --local-steps and its delay."""
     elements = sum(b["elements"] for b in buckets)
     numbers = [len(buckets), micro_batches, times["forward"], times["backward"], times["head"], times["tail"],
                steps, delay]

@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
 """Generates the tables, JSON file and plot of dev/bench/comm.sh from the logs of its runs.
 
-It also plans which presets fit into the remaining time.
+Also decides which presets fit into the remaining time.
 
-    comm_table.py table LOGS OUT.json [OUT.svg]     whole training steps
-    comm_table.py sync LOGS OUT.json                synchronization alone
+    comm_table.py table LOGS OUT.json [OUT.svg]
+        writes the table of training steps
+    comm_table.py sync LOGS OUT.json
+        writes the table of synchronization alone
     comm_table.py steps LOGS MODEL ROWS NETWORK LEFT START MOST PRESET...
-        prints "PRESET STEPS" lines, with 0 steps for a preset that does not fit, then "seconds SUM"
+        prints a line "PRESET STEPS" per preset, with 0 steps if it does not fit, then "seconds SUM"
     comm_table.py unfinished LOGS MODEL ROWS NETWORK PRESET...
         prints the presets without a complete run, one per line
 
 LOGS/sync/MODEL/NETWORK.jsonl     output of one or more calls of sync_only
-LOGS/one/MODEL/ROWS/RUN.jsonl     runs on one rank. RUN is full-1, full-2, half-1 or half-2: all or half
-                                  of the layers, and the number of micro-batches per step
+LOGS/one/MODEL/ROWS/RUN.jsonl     runs on one rank. RUN is full-1, full-2, half-1 or half-2: the layers
+                                  (all or half of them) and the number of micro-batches per step
 LOGS/train/MODEL/ROWS/NETWORK/    PRESET.jsonl (log of the trainer) and loopback (byte counts of
                                   train_presets)
 """
@@ -35,7 +37,7 @@ TITLES = {"fp32": "fp32 gradients", "bf16": "bf16 gradients", "qwd": "qWD", "tlq
 PRESETS = tuple(preset + more for preset in TITLES for more in ("", *VARIANTS))
 TITLES.update({preset + more: title.replace(" gradients", "") + " + " + more[1:]
                for preset, title in TITLES.items() for more in VARIANTS})
-INTERVALS = 2  # log intervals of a complete run: one to warm up, one that is measured
+INTERVALS = 2  # log intervals of a complete run: the first is the warm-up, the second is measured
 # Bytes per value of a payload: codes and one fp32 scale per group of 128, or of 2048 for weights.
 INT8, INT4, INT4_WEIGHT = 1 + 4 / 128, 0.5 + 4 / 128, 0.5 + 4 / 2048
 
@@ -45,7 +47,7 @@ def folders(path):
 
 
 def network_title(network):
-    named = {"inside": "one node", "logical": "nodes in name only", "sockets": "unlimited sockets"}
+    named = {"inside": "one node", "logical": "logical nodes", "sockets": "unlimited sockets"}
     return named.get(network, network + " Gb/s")
 
 
@@ -60,9 +62,9 @@ def networks_synced(logs, model):
 
 
 def read_sync(logs, model, network):
-    """Returns {preset: its last record}, where "plain" has the plain collectives of the same call.
+    """Returns {preset: latest record}. record["plain"]: plain collectives of the same call.
 
-    Several calls, possibly on several machines, append to one file."""
+    Several calls, possibly on different machines, append to the same file."""
     plain, found = None, {}
     for r in json_lines(os.path.join(logs, "sync", model, network + ".jsonl")):
         if r["kind"] == "plain":
@@ -109,17 +111,16 @@ def compute_ms(one):
 
 # --- number of steps ------------------------------------------------------------------------------
 
-# Duration of an interval of short steps, in seconds. The warm-up interval before it is equally
-# long, so that a GPU is close to its sustained clock.
+# Minimum duration of an interval in seconds; short steps are repeated. The warm-up interval is
+# equally long, so that the GPU is close to its sustained clock.
 FULL = 1.0
-FULL_STEPS = 30   # maximum steps of such an interval, unless --iters is larger
-LONG = 3.0        # intervals that would take longer (seconds) have fewer steps than --iters
-# An interval begins and ends with a synchronization of the compute stream, which does not wait for
-# gathers in progress. In an interval of one step, an unknown part of the weights would be sent
-# before the clock starts: fp32 gradients at 1.3B and 10 Gb/s per node appeared 126 ms of 3.17 s too
-# fast. Intervals of two steps give the same time per step as longer ones.
+FULL_STEPS = 30   # maximum number of steps in a repeated interval, unless --iters is larger
+LONG = 3.0        # an interval that would take more seconds has fewer steps than --iters
+# Minimum number of steps in an interval. The synchronization at its start does not wait for gathers
+# in progress, so with a single step an unknown part of the weights is sent before the clock starts.
+# Intervals of two steps give the same time per step as longer ones.
 FEWEST = 2
-# Steps between outer syncs. A shorter interval would contain only some of them.
+# Number of steps between outer syncs of a bucket. A shorter interval would miss some buckets.
 PERIOD = {"local": 30}
 
 
@@ -134,16 +135,16 @@ def full_steps(step, most, preset=""):
 
 
 def step_seconds(plain, buckets, computing):
-    """Returns an approximate upper limit of a step's time, without overlap. computing: ms."""
+    """Returns an approximate upper limit of the seconds per step. computing: compute time in ms."""
     sent = sum(b[hop] / (1e6 * plain[PLAIN[hop]]) for b in buckets for hop in HOPS if b[hop])
     return (computing + 1.2 * sent) / 1e3
 
 
 def plan_steps(logs, model, rows, network, left, start, most, presets):
-    """Returns ([(preset, steps of each of its two intervals)], total seconds). 0 steps: skipped.
+    """Returns ([(preset, steps per interval)], total seconds). Presets with 0 steps are skipped.
 
-    First each preset gets the minimum number of steps, as long as time remains. Then the remaining
-    time is used for longer intervals, so no preset is skipped to lengthen another."""
+    First gives each preset the minimum number of steps, as long as there is time. Then uses the
+    remaining time for longer intervals."""
     synced = read_sync(logs, model, network)
     one = one_rank(logs, model, rows)
     computing = compute_ms(one) if one else 1000.0
@@ -213,7 +214,7 @@ def row_of(logs, model, rows, network, preset):
     passed = loopback_of(os.path.join(logs, "train", model, rows, network), preset)
     emulated = start["nodes"] > 1 and start["arguments"]["emulate_nodes"]
     if passed is not None and emulated and last["inter_node_bytes"]:
-        # Per step and node, including what NCCL sends during initialization.
+        # Bytes per step and node, including NCCL's initialization.
         row["loopback_bytes"] = passed / sum(r["iterations"] for r in intervals) / start["nodes"]
         row["loopback_ratio"] = row["loopback_bytes"] / last["inter_node_bytes"]
     one = one_rank(logs, model, rows)
@@ -273,15 +274,15 @@ def print_rows(rows):
     print("bound: step time of the best possible schedule (dev/bench/comm_bound.py); ratio: ms/step / bound\n"
           "TFLOP/s: per GPU, by Megatron-LM's formula\n"
           "MB / node: sent out of each node per step, counted by the program\n"
-          "kernel: the kernel's count of the loopback, relative to MB / node\n"
+          "kernel: bytes on the loopback device counted by the Linux kernel, relative to MB / node\n"
           "gradients, weights: exposed communication in ms, on the rank that waited least\n"
-          "most: exposed ms of both on the rank that waited most; the rest is due to a slower GPU")
+          "most: exposed communication in ms on the rank that waited most (other GPUs were slower)")
 
 
 def print_variants(rows, figures):
     """Prints a line for each preset that was measured with and without the flags of a variant.
 
-    figures(row): returns its ms, and the bytes sent by a rank or node as (name, bytes) pairs."""
+    figures(row): returns the ms of a row, and the bytes sent by a rank or node as (name, bytes) pairs."""
     shape = ("model", "network", "nodes", "per_node", "micro_batch")
     same = lambda a, b: all(a[k] == b[k] for k in shape if k in a)
     for row in rows:
@@ -301,9 +302,8 @@ def print_variants(rows, figures):
 
 
 def formula(preset, nodes, per_node):
-    """Returns the bytes per parameter of the official release, with the whole shard as one bucket:
-    (permanent, transient buffers for gradients). Ignores the eight bytes of a checksum, and savings
-    from sharded gradients or weights."""
+    """Returns the bytes per parameter that the official release needs: (permanent, transient buffers
+    for gradients). It has one bucket and does not shard gradients or weights."""
     ranks = nodes * per_node
     preset = preset.split("+")[0]
     always = 2 + 4 + 12 / ranks  # bf16 weights, fp32 gradients, sharded master weights and two moments
@@ -320,10 +320,10 @@ def formula(preset, nodes, per_node):
 def taken_by(path):
     """Returns (nodes, ranks per node, bytes) from the "memory" record of rank 0; None without a record.
 
-    The record is written after the first interval. planned: the whole memory plan with activations.
-    taken: device memory in use at that time. before: device memory in use before the memory plan was
-    allocated, for the context of the process and earlier runs. CPU ranks count the whole process,
-    which does not return freed memory, so only the first run of a process is meaningful."""
+    planned: the memory plan, including activations. taken: device memory in use after the first
+    interval. before: device memory in use before the memory plan was allocated, by the context and by
+    earlier runs in this process. On CPU ranks, only the first run of a process is meaningful, because
+    the process does not return freed memory."""
     run = last_run(path)
     found = next((r for r in run if r["kind"] == "memory"), None)
     if not found:
@@ -349,12 +349,12 @@ def measured_memory(logs, model, preset, nodes, per_node):
 
 
 def largest_taken(measured):
-    """Returns the largest run with the smallest micro-batch (fewest activations); None without runs."""
+    """Returns the run with the smallest micro-batch that takes the most memory; None without runs."""
     smallest = [m for m in measured if m["micro_batch"] == measured[0]["micro_batch"]]
     return max(smallest, key=lambda m: m["taken_bytes"], default=None)
 
 
-# Groups of the memory plan that older logs have under another name.
+# Old names of memory plan groups, which older logs contain.
 RENAMED_GROUPS = {"norm and verdict": "norm and step status"}
 
 
@@ -396,14 +396,14 @@ def print_memory(rows):
         most("taken", 8, ".3f", "taken_per_parameter")), rows)
     print("formula: memory of the official release: 2 (bf16 weights) + 4 (fp32 gradients)\n"
           "         + 12 / ranks (master weights, moments) + %.3f with 4-bit weights (receive buffer)\n"
-          "transient: its communication buffers for the whole shard: 2 x bytes per value of the first hop\n"
-          "           + bytes per value of the second hop / ranks per node. The buffers of this program\n"
-          "           hold only the largest bucket" % INT4_WEIGHT)
+          "transient: communication buffers of the official release: 2 x bytes per value of the first hop\n"
+          "           + bytes per value of the second hop / ranks per node. They hold the whole shard;\n"
+          "           the buffers of this program hold only the largest bucket" % INT4_WEIGHT)
     before = [m["before_bytes"] for r in rows for m in r["measured"]]
     if before:
         print("planned: sum, plus activations with this micro-batch\n"
-              "taken: device memory in use after the first interval, with context, libraries and NCCL\n"
-              "       (presets share a process: %.0f to %.0f MiB were in use before their allocations)" %
+              "taken: device memory in use after the first interval, including context, libraries and NCCL.\n"
+              "       Presets share a process: %.0f to %.0f MiB were in use before their allocations" %
               (min(before) / 2**20, max(before) / 2**20))
 
 
@@ -435,9 +435,9 @@ def print_sync(rows):
         number("gradients", 10, ".2f", "gradients_ms"), number("floor", 8, ".2f", "gradients_floor_ms"),
         number("weights", 9, ".2f", "weights_ms"), number("floor", 8, ".2f", "weights_floor_ms"),
         number("AdamW", 7, ".2f", "adamw_ms"), number("apply", 7, ".2f", "apply_ms")), rows)
-    print("All in ms. gradients: from the first complete bucket to the step status\n"
-          "weights: from the step status until all weights are applied, minus the kernels of AdamW\n"
-          "floor: bytes of the busier hop at the bandwidth of a plain collective")
+    print("All times are in ms. gradients: from the first complete bucket to the step status\n"
+          "weights: from the step status until all weights are applied, minus AdamW\n"
+          "floor: time of a plain collective with the bytes of the busier hop")
     for network in sorted({r["network"] for r in rows}, key=network_order):
         plain = next(r["plain"] for r in rows if r["network"] == network)
         names = ("all_to_all_node", "all_to_all_rail", "all_gather_node", "all_gather_rail")
@@ -450,7 +450,7 @@ def print_sync(rows):
 
 
 def node_gbit(row):
-    """Gb/s that a plain all-to-all sends out of each node."""
+    """Returns the Gb/s that a plain all-to-all sends out of each node."""
     return 8 * row["plain"]["all_to_all_rail"] * row["ranks"] / row["nodes"]
 
 
@@ -459,7 +459,7 @@ def network_subtitle(points):
     ranks, nodes, device = points[0]["ranks"], points[0]["nodes"], points[0]["device"]
     networks = sorted({r["network"] for r in points}, key=network_order)
     if networks == ["logical"]:
-        return f"{ranks} ranks as {nodes} nodes in name only, {device}"
+        return f"{ranks} ranks as {nodes} nodes without an emulated network, {device}"
     speeds = ["unlimited" if n == "sockets" else network_title(n) for n in networks if n != "logical"]
     gpus = "1 GPU" if ranks == nodes else f"{ranks // nodes} GPUs"
     return (f"{nodes} emulated nodes of {gpus} on one machine ({device}); "

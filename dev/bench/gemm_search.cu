@@ -1,12 +1,12 @@
-// Finds the fastest of cuBLASLt's heuristic results for every matrix product of a training step, on
-// random data: GPTs of 125M (micro-batch 32), 350M (16) and 1.3B (8), and Llamas of 125M (32) and
-// 1.1B (8). Prints the rows of llmc/cuda/gemm_table.h, if they gain more than 1 %, with their gain.
-// Takes about a minute. The optional argument selects models whose names contain it.
+// Finds the fastest result of cuBLASLt's heuristic for every matrix product of a training step, on
+// random data, for several GPTs and Llamas (see main). Prints a row of llmc/cuda/gemm_table.h for
+// each product that becomes more than 1 % faster. Takes about a minute. An optional argument
+// selects models whose names contain it.
 //
 //   build/dev/bench/gemm_search [Llama] > rows.txt
 //
-// Trials are short on purpose. In a training step, products alternate with kernels that draw less
-// power, so the clock is higher than in a product that runs at the power limit for a long time.
+// Trials are short on purpose. In a training step, matrix products alternate with kernels that draw
+// less power, so the clock is higher than if a product runs at the power limit for a long time.
 // Results chosen in long trials were slower in the step.
 #include <cublasLt.h>
 #include <stdio.h>
@@ -33,7 +33,7 @@ typedef struct Search {
     double first_ms, best_ms;
 } Search;
 enum { BUFFER_BYTES = 1 << 30 };
-#define COPY_RATE 4.0e12  // bytes/s of a separate elementwise pass
+#define COPY_RATE 4.0e12  // memory traffic of a separate elementwise pass, in bytes/s
 
 enum { FINALISTS = 4, RUNS = 8 };
 
@@ -57,8 +57,9 @@ static int by_time(const void *a, const void *b) {
     return difference < 0 ? -1 : difference > 0;
 }
 
-// Returns the index of the fastest heuristic result: the first one, or one of the best in a short
-// trial. *first_ms and *best_ms are the times of the first and of the returned result.
+// Returns the index of the fastest result of the heuristic. A short trial selects candidates, which
+// are then compared with the first result. *first_ms, *best_ms: times of the first and of the
+// returned result.
 static int best_answer(Search *s, const Gemm *g, double *first_ms, double *best_ms) {
     Trial trial[GEMM_ANSWERS];
     int count = 0;
@@ -77,7 +78,7 @@ static int best_answer(Search *s, const Gemm *g, double *first_ms, double *best_
         double ms = time_answer(s, g, trial[i].answer, RUNS, &exists);
         if (ms < *best_ms) *best_ms = ms, best = trial[i].answer;
     }
-    // Measure the first result twice, so that noise does not favor another one.
+    // Measure the first result twice and use the shorter time, so that noise does not favor others.
     double again = time_answer(s, g, 0, RUNS, &exists);
     if (again < *first_ms) *first_ms = again;
     if (*best_ms < 0.99 * *first_ms) return best;
@@ -85,7 +86,7 @@ static int best_answer(Search *s, const Gemm *g, double *first_ms, double *best_
     return 0;
 }
 
-// counts: the row belongs in the table; otherwise it is printed as a comment.
+// counts: the row belongs in the table. Other rows are printed as comments.
 static void print_row(const Gemm *g, const char *what, int answer, bool counts, double first, double best) {
     double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k;
     printf("%s    {%lld, %lld, %lld, %d, %d},  // %s: %.0f -> %.0f us (%.0f -> %.0f TFLOP/s)\n",
@@ -102,7 +103,7 @@ typedef enum Form {
     DX_GELU,
     DW,
     DW_MORE
-} Form;  // DW_MORE: chunks after the first, which accumulate
+} Form;  // DW_MORE: dw of all chunks except the first, which accumulates
 
 static Gemm make_gemm(const Search *s, Form form, int64_t m, int64_t n, int64_t k) {
     Gemm g = {};
@@ -130,8 +131,8 @@ static void search(Search *s, const char *what, int times, Form form, int64_t m,
     s->best_ms += times * best;
 }
 
-// dx of fc2. Either GELU' is in the epilogue and a separate pass over dx computes the bias
-// gradient, or the product is plain and one pass with two reads and one write computes both. A row
+// Compares two ways to compute dx of fc2. With GELU' in the epilogue, a separate pass over dx
+// computes the bias gradient. Without it, a pass with two reads and one write computes both. A row
 // in the table means that the epilogue is faster.
 static void search_dgelu(Search *s, int times, int64_t m, int64_t n, int64_t k) {
     Gemm fused = make_gemm(s, DX_GELU, m, n, k), plain = make_gemm(s, DX, m, n, k);
@@ -155,11 +156,11 @@ static void search_head(Search *s, int64_t C, int64_t V, int64_t N) {
     search(s, "dw of the head", chunks, R < N ? DW_MORE : DW, V, C, R);
 }
 
-// Llama's linears have no bias and no fused epilogue.
+// Searches the products of a Llama, whose linears have no bias and no fused epilogue.
 static void search_llama(Search *s, int L, int64_t C, int64_t QKV, int64_t F, int64_t V, int64_t N) {
     const struct {
         const char *name;
-        int64_t columns, rows;  // width of x and of y
+        int64_t columns, rows;  // number of columns of x and of y
     } linear[] = {{"qkv", C, QKV}, {"projection", C, C}, {"fc1", C, 2 * F}, {"fc2", F, C}};
     for (int i = 0; i < 4; i++) {
         char what[32];
@@ -189,7 +190,7 @@ static void search_gpt(Search *s, int L, int64_t C, int64_t N) {
     search_head(s, C, 50304, N);
 }
 
-// QKV is 0 for a GPT.
+// A model to search. QKV is 0 for GPTs.
 typedef struct Model {
     const char *name;
     int L, micro_batch;

@@ -1,12 +1,11 @@
-// Measures the speed of text generation on either backend, with random weights and greedy sampling.
-// Needs no checkpoint.
+// Measures the speed of text generation with random weights and greedy sampling, on GPUs or CPUs.
 //
 //   build/dev/bench/generate [--bandwidth GB/s] [--prompt 512] [--tokens 128] FLAGS
 //
-// FLAGS are trainer flags: the model and the required flags. Prints one JSON line: seconds to
-// process the prompt, median ms per token, and tokens per second. The prompt is processed twice and
-// the second time counts, when kernels are loaded. With --bandwidth, floor_ms is the time to read
-// the weights from memory once.
+// FLAGS are trainer flags that describe the model. Prints one JSON line with the seconds to process
+// the prompt, median ms per token, and tokens per second. The prompt is processed twice, and only
+// the second time counts, because the first one loads kernels. With --bandwidth, floor_ms is the
+// time to read the weights once at that memory bandwidth.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +24,7 @@ typedef struct Bench {
     TextModel model;
 } Bench;
 
-// Removes this program's own flags from argv.
+// Reads this program's own flags and removes them from argv.
 static bool read_flags(Bench *b, int *argc, char **argv, Error *err) {
     *b = (Bench){.prompt = 512, .tokens = 128};
     int kept = 1;
@@ -43,12 +42,13 @@ static bool read_flags(Bench *b, int *argc, char **argv, Error *err) {
     }
     *argc = kept;
     if (b->prompt < 1 || b->tokens < 1)
-        return error_set(err, EXIT_USAGE, "--prompt and --tokens must be at least 1; raise them");
+        return error_set(err, EXIT_USAGE, "--prompt and --tokens must be at least 1");
     if (!config_parse(&b->config, *argc, argv, NULL, 0, err)) return false;
     b->config.attention_dropout = b->config.hidden_dropout = 0;
     b->config.recompute_granularity = RECOMPUTE_FULL;
     if (b->prompt + b->tokens > b->config.max_position_embeddings)
-        return error_set(err, EXIT_USAGE, "prompt and tokens exceed the model's positions; lower --tokens");
+        return error_set(err, EXIT_USAGE,
+                         "--prompt plus --tokens exceeds --max-position-embeddings; lower --tokens");
     return config_finish(&b->config, 1, 0, 0, err);
 }
 
@@ -98,7 +98,7 @@ static void measure(Bench *b) {
 }
 
 int main(int argc, char **argv) {
-    static Bench bench;  // the model must not move
+    static Bench bench;
     Launch launch;
     Site site = {.rank = -1, .gpu = -1, .phase = "generate"};
     Error err = {0};

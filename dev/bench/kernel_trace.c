@@ -1,5 +1,5 @@
-// Records start and end of every kernel, copy and memset of a CUDA program with little overhead. A
-// library that the driver loads into the program (CUDA_INJECTION64_PATH); it collects CUPTI
+// Records start and end of every kernel, copy and memset of a CUDA program, with little overhead.
+// The driver loads this library into the program (CUDA_INJECTION64_PATH), where it collects CUPTI's
 // activity records. kernel_table.py summarizes them.
 //
 //   make build/dev/bench/kernel_trace.so
@@ -14,8 +14,7 @@
 
 enum { BUFFER_BYTES = 8 << 20 };
 
-// File scope, because CUPTI's callbacks get no context argument. The trainer does not link this
-// file.
+// File scope, because CUPTI's callbacks get no context argument.
 static FILE *out;
 
 static void buffer_requested(uint8_t **buffer, size_t *bytes, size_t *max_records) {

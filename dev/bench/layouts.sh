@@ -1,29 +1,28 @@
 #!/usr/bin/env bash
-# Measures tensor, sequence and pipeline parallelism within one node: steps of a few layers of 6.7B
-# and 1.3B on several GPUs, compared with the same layers on one GPU and with the best possible
-# step. The best step divides the work of one GPU evenly and has the idle time of 1F1B: forward and
-# backward take (m + P - 1) / m of their time for m micro-batches; with several chunks per stage
-# only a chunk's time is idle.
+# Measures tensor, sequence and pipeline parallelism within one node: steps of a few layers of the
+# 6.7B and 1.3B models on several GPUs. Compares them with the same layers on one GPU and with a
+# bound, the work of one GPU divided evenly plus the idle time of 1F1B: with m micro-batches and P
+# stages, forward and backward take (m + (P - 1) / chunks) / m times as long.
 #
 # The vocabulary has 1024 tokens. With GPT-2's vocabulary the LM head would cost as much as another
-# layer and make the last stage the slowest. Sequence 2048, no dropout, synthetic data. Prints a
-# table, writes JSON.
+# layer and make the last stage the slowest. Sequence length 2048, no dropout, synthetic data.
+# Prints a table and writes JSON.
 #
 #   dev/bench/layouts.sh [--models "1.3b:8 6.7b:8"] [--layouts "2x1 2x1+s 4x1+s 1x2 1x4 2x2+s"]
 #                        [--micro-batch 1] [--micro-batches 8] [--iters 10] [--flags "FLAGS"]
 #                        [--out FILE.json]
 #
 #   models         NAME:LAYERS, the first LAYERS layers of gpt_NAME.args or dev/bench/NAME.args
-#   layouts        TxP: tensor-parallel x pipeline-parallel ranks; +s: with --sequence-parallel;
-#                  +cN: chunks of N layers. Layouts that need more GPUs than available are reported
-#                  and skipped. One GPU always runs
+#   layouts        TxP: T tensor-parallel x P pipeline-parallel ranks. +s adds --sequence-parallel,
+#                  +cN chunks of N layers. Layouts that need more GPUs than this machine has are
+#                  skipped with a message. One GPU is always measured
 #   micro-batch    samples per micro-batch
-#   micro-batches  per step
+#   micro-batches  micro-batches per step
 #   iters          measured steps, after the same number of warm-up steps
 #   flags          additional trainer flags for every run
 #
-# Needs make gpu. DEVICE=cpu uses CPU ranks (make): a small model, with results in runs/. This is
-# to try the script, not for measurements. BUILD: folder of the programs.
+# Needs make gpu. DEVICE=cpu uses CPU ranks (make), a small model, and writes results to runs/. It
+# is for trying the script, not for measurements. BUILD: folder of the programs.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"

@@ -3,7 +3,7 @@
 
     layouts_table.py FOLDER OUT.json
 
-Exit code 1 if no run on one GPU succeeded, because there is nothing to compare with.
+Exits with 1 if no run on one GPU succeeded, because there is nothing to compare with.
 """
 import glob
 import os
@@ -12,8 +12,8 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from tables import json_lines, number_column as number, print_columns, write_records
 
-# Values that must agree with one GPU, and the relative tolerance. Later losses also include the
-# growth of rounding errors.
+# Values that must agree with one GPU, and the relative tolerance. The last loss has a larger
+# tolerance, because rounding errors grow during training.
 CLOSE = (("first_loss", 0.001), ("first_norm", 0.01), ("loss", 0.01))
 
 
@@ -46,8 +46,8 @@ def layout_row(path):
 
 
 def add_bound(row, alone):
-    """Adds the bound: the work of one GPU divided evenly. Forward and backward include the idle time of
-    the pipeline, which is shorter if a stage has several chunks."""
+    """Adds the bound: the work of one GPU divided evenly, plus the idle time of the pipeline, which is
+    shorter if stages have several chunks."""
     count = row["micro_batches"]
     idle = (count + (row["stages"] - 1) / row["chunks"]) / count
     rest = alone["ms"] - alone["forward_backward_ms"]

@@ -1,28 +1,28 @@
-// Compares implementations of an all-to-all of bucket-sized payloads within one NVLink node
-// (node_hop.h): the time of each in isolation, and how much it slows down concurrent matrix
-// products. Built by make gpu-bench. Start one rank per GPU on one machine:
+// Compares ways to run an all-to-all of bucket-sized payloads within one NVLink node (node_hop.h).
+// Measures the time of each way alone, and how much it slows down concurrent matrix products. Built
+// by make gpu-bench. Start one rank per GPU on one machine:
 //
 //   mpirun -np 4 build/dev/bench/node_hop [--mb 13 26 52 104] [--only TEXT] [--out FILE.json]
 //
 //   mb     MiB in the send buffer of each rank, including the rank's own slot
-//   only   selects ways whose name contains TEXT, for example to continue after one that ended the
-//          run
+//   only   selects ways whose name contains TEXT, for example to continue after a way that hung
 //
-// A way that the machine does not support is reported in its row. One that hangs ends the run after
-// half a minute (heartbeat.h). Earlier rows have been printed by then, and FILE is complete after
-// every row. NVLink multicast is off, because no way needs it.
+// If the machine does not support a way, its row says so. If a way hangs, the run ends after half a
+// minute (heartbeat.h); earlier rows are printed and in FILE. NVLink multicast is off, because no
+// way needs it. All times are medians of the slowest rank:
 //
-//   alone_us           time of one exchange, averaged over ten in sequence including the
-//                      synchronization of the ranks; slowest rank, median. gb_per_s: sent per rank
+//   alone_us           time of one exchange, averaged over ten consecutive ones, including the
+//                      synchronization of the ranks
+//   gb_per_s           GB/s that a rank sends in that time
 //   host_us            host time to issue one exchange
-//   products_ms        matrix products of a step at 1.3B and micro-batch 1; slowest rank, median
-//   beside_ms          the same products with concurrent exchanges on a high-priority stream.
-//                      gb_per_s_beside: bytes sent by the slowest rank in that time
-//   ms_per_gb          increase of the product time per GB that a rank sends. This figure compares
-//                      the ways, because a faster one sends more in the same time
+//   products_ms        matrix products of a step of the 1.3B model with micro-batch 1
+//   beside_ms          the same products with concurrent exchanges on a high-priority stream
+//   gb_per_s_beside    GB/s that the slowest rank sends in that time
+//   ms_per_gb          increase of the time of the products per GB that a rank sends. Use this to
+//                      compare ways, because a faster way sends more in the same time
 //
-// The received bytes are checked in consecutive exchanges with different payloads, and again after
-// the measurement with products.
+// Received data is verified in consecutive exchanges with different payloads, and again after the
+// measurement with concurrent products.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,7 +48,7 @@ enum {
 };
 enum { CHECKS = 4, RUNS = 11, TOGETHER = 10, RUNS_BESIDE = 5, LAYERS = 24, TOKENS = 2048, HIDDEN = 2048 };
 #define PATIENCE_SECONDS 20
-#define LEAD_MS 3.0  // duration of exchanges issued before the products, to keep both busy
+#define LEAD_MS 3.0  // exchanges of this duration are issued before the products start
 
 typedef enum Figure {
     ALONE_US,
@@ -67,7 +67,7 @@ static const char *const FIGURE[FIGURES] = {"alone_us",  "gb_per_s", "host_us", 
 typedef struct Row {
     const char *way;
     int mb;
-    Error failed;  // code 0: measured
+    Error failed;  // why the way could not be measured; code 0 if it was
     double figure[FIGURES];
 } Row;
 
@@ -80,8 +80,8 @@ typedef struct Bench {
     Event *start, *stop, *base, *mark[MOST_MARKS];
     floatX *x, *w, *dy;  // (TOKENS, 4 HIDDEN), (4 HIDDEN, HIDDEN), (TOKENS, 4 HIDDEN) random
     void *product, *workspace;
-    uint32_t *wrong;  // (1) on the device
-    uint32_t seed;    // of the last payloads
+    uint32_t *wrong;  // (1) on the device: number of wrong words received
+    uint32_t seed;    // of the latest payloads
     int mb[MOST_SIZES], sizes;
     const char *only, *path;
     char command[512];
@@ -108,7 +108,7 @@ static double median(double *x, int count) {
     return x[count / 2];
 }
 
-// Waits until all devices are idle, then for all ranks.
+// Waits until the devices of all ranks are idle.
 static void synchronize(const Bench *b) {
     stream_synchronize(b->compute);
     stream_synchronize(b->traffic);
@@ -117,20 +117,19 @@ static void synchronize(const Bench *b) {
 
 // --- messages ------------------------------------------------------------------------------------
 
-// Returns word i of the payload from rank `from` to rank `to`. Its two bf16 values are in (-1,
-// -0.5] or [0.5, 1). Matrices are filled with it too, because zeros would draw less power.
+// Returns word i of the payload from rank `from` to rank `to`: two bf16 values with a magnitude of
+// 0.5 to 1. Matrices are filled with these values too, because zeros would draw less power.
 static __device__ uint32_t word_of(int64_t i, uint32_t seed, int from, int to) {
     uint32_t x = (uint32_t)i * 0x9E3779B1u + (seed * 64 + (uint32_t)(from * 8 + to)) * 0x85EBCA77u;
     x = (x ^ x >> 15) * 0x2C1B3C6Du;
     return ((x ^ x >> 13) & 0x807F807Fu) | 0x3F003F00u;
 }
-// send: (size, words)
+// Fills send (size, words) with this rank's payloads.
 static __global__ void fill_kernel(uint32_t *send, int64_t words, int size, int rank, uint32_t seed) {
     for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < size * words; i += gridDim.x * 256ll)
         send[i] = word_of(i % words, seed, rank, (int)(i / words));
 }
-// Adds to *wrong the number of words of recv (size, words) that differ from what was sent to this
-// rank. Ignores its own slot.
+// Adds the number of wrong words in recv (size, words) to *wrong. Ignores this rank's own slot.
 static __global__ void verify_kernel(uint32_t *wrong, const uint32_t *recv, int64_t words, int size, int rank,
                                      uint32_t seed) {
     uint32_t found = 0;
@@ -151,13 +150,13 @@ static void verify(Bench *b, const Way *way, size_t bytes, size_t slot) {
                                                                b->launch.size, b->launch.rank, b->seed);
     check_launch(b->traffic, "verify");
 }
-// Collective. Returns false if any rank has received wrong words since the last call.
+// Returns false if any rank has received wrong words since the last call. Collective.
 static bool all_right(Bench *b) {
     uint32_t wrong = 0;
     copy_to_host(b->traffic, &wrong, b->wrong, sizeof wrong);
     set_zero(b->traffic, b->wrong, sizeof wrong);
     stream_synchronize(b->traffic);
-    return agreed(b, !wrong || error_set(&b->error, EXIT_COMMUNICATION, "wrong bytes: %u words of rank %d",
+    return agreed(b, !wrong || error_set(&b->error, EXIT_COMMUNICATION, "%u wrong words received by rank %d",
                                          wrong, b->launch.rank));
 }
 
@@ -166,8 +165,8 @@ static void exchange(Bench *b, Way *way, size_t slot) {
         fatal(&b->site, EXIT_COMMUNICATION, "%s", b->error.what);
 }
 
-// Checks consecutive exchanges with different payloads, without host synchronization between them.
-// Detects a rank that reads too early, or overwrites data that others still read.
+// Verifies consecutive exchanges with different payloads, without host synchronization between
+// them. This detects ranks that read too early or overwrite data that others still read.
 static bool check_way(Bench *b, Way *way, size_t bytes, size_t slot, bool *broken) {
     for (int i = 0; i < CHECKS; i++) {
         new_messages(b, way, slot);
@@ -181,7 +180,8 @@ static bool check_way(Bench *b, Way *way, size_t bytes, size_t slot, bool *broke
 
 // --- times ---------------------------------------------------------------------------------------
 
-// y = x w^T, dx = dy w and dw = dy^T x of the four matrices (outputs, inputs) of each layer.
+// Issues y = x w^T, dx = dy w and dw = dy^T x for the four matrices (outputs, inputs) of each
+// layer.
 static void issue_products(Bench *b) {
     static const int64_t matrix[][2] = {{3 * HIDDEN, HIDDEN},
                                         {HIDDEN, HIDDEN},
@@ -220,8 +220,9 @@ static void time_alone(Bench *b, Way *way, size_t slot, Row *row) {
     row->figure[HOST_US] = median(host_us, RUNS);
 }
 
-// Returns the ms of the products with concurrent exchanges, of which there are enough to outlast
-// the products. *per_second: exchanges per second of the slowest rank in that time.
+// Returns the time in ms of the matrix products while exchanges run on another stream. Issues
+// enough exchanges to last longer than the products. *per_second: number of exchanges per second
+// that the slowest rank completes in that time.
 static double time_beside(Bench *b, Way *way, size_t slot, double alone_ms, double products_ms,
                           double *per_second) {
     int count = (int)(1.7 * products_ms / alone_ms) + 2, lead = (int)(LEAD_MS / alone_ms) + 1, within = 0;
@@ -248,8 +249,8 @@ static double time_beside(Bench *b, Way *way, size_t slot, double alone_ms, doub
     return largest(b, end - begin);
 }
 
-// Measures products alternately without and with exchanges, so that the GPU has the same
-// temperature in both. sent: bytes that a rank sends per exchange.
+// Measures the products alternately without and with exchanges, so that the GPU has the same
+// temperature in both measurements. sent: bytes that a rank sends per exchange.
 static void time_products_beside(Bench *b, Way *way, size_t slot, double sent, Row *row) {
     double alone[RUNS_BESIDE], beside[RUNS_BESIDE], per_second[RUNS_BESIDE];
     for (int run = 0; run < RUNS_BESIDE; run++) {
@@ -289,7 +290,7 @@ static void write_quoted(FILE *out, const char *text) {
     text_free(&quoted);
 }
 
-// Rewrites the whole file, so that it is complete if a later way hangs.
+// Rewrites the whole file after every row, so that it is valid JSON even if a later way hangs.
 static bool write_file(const Bench *b, Error *err) {
     char libraries[256];
     FILE *out = fopen(b->path, "w");
@@ -391,7 +392,7 @@ static bool read_options(Bench *b, int argc, char **argv) {
 
 static bool open_bench(Bench *b) {
     const int64_t most = 4ll * HIDDEN *
-                         (HIDDEN > TOKENS ? HIDDEN : TOKENS);  // elements of the largest matrix
+                         (HIDDEN > TOKENS ? HIDDEN : TOKENS);  // number of elements of the largest matrix
     MPI_Comm_rank(b->launch.host, &b->site.gpu);
     b->device = device_open(b->site.gpu, &b->site, &b->error);
     if (!b->device) return false;
@@ -400,7 +401,7 @@ static bool open_bench(Bench *b) {
     b->start = event_create_timed(b->device), b->stop = event_create_timed(b->device),
     b->base = event_create_timed(b->device);
     for (int i = 0; i < MOST_MARKS; i++) b->mark[i] = event_create_timed(b->device);
-    // [ workspace | products, fp32 | x | w | dy | wrong words ]
+    // One allocation: workspace, fp32 products, x, w, dy, number of wrong words.
     b->workspace = device_alloc(b->device,
                                 GEMM_WORKSPACE_BYTES + (size_t)most * (sizeof(float) + 3 * sizeof(floatX)) +
                                     256,
@@ -426,7 +427,7 @@ int main(int argc, char **argv) {
     if (!ok && b.launch.rank == 0) error_print(NULL, b.error.what);
     if (ok) {
         for (int i = 0; i < 20; i++)
-            issue_products(&b);  // half a second: loads libraries and warms up the GPU
+            issue_products(&b);  // for half a second, to load libraries and warm up the GPU
         synchronize(&b);
         watchdog_open(&b.site, b.launch.host, b.launch.size, PATIENCE_SECONDS);
         if (b.launch.rank == 0) print_head();

@@ -1,6 +1,6 @@
-// Implementations of an all-to-all among the GPUs of one node ("ways"), compared by node_hop.cu and
-// implemented in node_hop_ways.cu. As in the trainer (llmc/comm.h), slot i of the send buffer goes
-// to rank i, and slot j of the receive buffer comes from rank j.
+// Ways to implement an all-to-all among the GPUs of one node. node_hop.cu compares them. As in the
+// trainer (llmc/comm.h), slot i of the send buffer goes to rank i, and slot j of the receive buffer
+// comes from rank j.
 #pragma once
 #include <mpi.h>
 
@@ -12,8 +12,8 @@ typedef enum WayKind {
     // blocks; 0: NCCL's choice.
     WAY_NCCL,
     WAY_SYMMETRIC,  // ncclAlltoAll on a window of symmetric memory; also copies the rank's own slot
-    WAY_ENGINES,    // the same with copy engines instead of thread blocks
-    WAY_COPIES      // copy engines read from memory shared by all ranks: llmc/cuda/peer_memory.h
+    WAY_ENGINES,    // WAY_SYMMETRIC with copy engines instead of thread blocks
+    WAY_COPIES      // copy engines that read peer memory (llmc/cuda/peer_memory.h)
 } WayKind;
 
 typedef struct WayForm {
@@ -24,17 +24,17 @@ typedef struct WayForm {
 
 typedef struct Way Way;
 
-// Collective over the ranks of one host, at most 8. bytes: size of each buffer, a multiple of 4096.
-// Returns NULL and the same Error on every rank if one of them does not support the way. The
-// receive buffer is at way_send(way) + bytes.
+// Allocates the send and the receive buffer of `bytes` bytes each, a multiple of 4096. The receive
+// buffer is at way_send(way) + bytes. If any rank does not support the way, returns NULL with the
+// same error on all ranks. Collective over comm: at most 8 ranks on one host.
 Way *way_open(const WayForm *form, Device *device, MPI_Comm comm, size_t bytes, Error *err);
-// Collective; streams must be idle. broken: an exchange failed on some rank, so others may still be
-// waiting for it.
+// Frees the way. Collective; streams must be idle. broken: an exchange failed on some rank, and
+// other ranks may still wait for it.
 void way_close(Way *way, bool broken);
 uint8_t *way_send(const Way *way);
-// Issues an all-to-all on the stream. Collective. slot: bytes, a multiple of 256. Work issued later
-// on the stream may overwrite the send buffer and read the receive buffer. Returns false if this
-// rank could not issue it.
+// Issues an all-to-all on the stream. slot: size of a slot in bytes, a multiple of 256. Work that
+// is issued later on the stream may overwrite the send buffer and read the receive buffer. Returns
+// false if this rank could not issue the all-to-all. Collective.
 bool way_exchange(Way *way, size_t slot, Stream *stream, Error *err);
 
 LLMC_END

@@ -1,4 +1,4 @@
-// Implementations of node_hop.h.
+// Implements node_hop.h.
 #include <dlfcn.h>
 #include <nccl.h>
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 
 enum { SYMMETRIC = 1 /* NCCL_WIN_COLL_SYMMETRIC */, NO_BLOCKS = 2 /* NCCL_CTA_POLICY_ZERO */ };
 
-// Newer than the oldest supported NCCL. Looked up at run time, so that the program builds with
-// older headers and reports an older library.
+// ncclAlltoAll, which the oldest supported NCCL does not have. It is looked up at run time, so that
+// the program builds with older headers and can report an older library.
 typedef ncclResult_t (*AllToAll)(const void *, void *, size_t, ncclDataType_t, ncclComm_t, cudaStream_t);
 typedef ncclResult_t (*WindowRegister)(ncclComm_t, void *, size_t, void **, int);
 typedef ncclResult_t (*WindowDeregister)(ncclComm_t, void *);
@@ -44,7 +44,7 @@ static bool nccl_ok(ncclResult_t result, const Way *way, const char *what, Error
 
 // --- NCCL ----------------------------------------------------------------------------------------
 
-// Headers before 2.27 do not have CTAPolicy.
+// Sets the CTA policy, a field that NCCL's headers before 2.27 do not have.
 template <class Config>
 static auto ask_for_engines(Config *config, int) -> decltype(config->CTAPolicy, true) {
     return config->CTAPolicy = NO_BLOCKS, true;
@@ -55,7 +55,7 @@ static bool make_communicator(Way *way, Error *err) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclUniqueId id = {};
     bool ok = way->form.kind != WAY_ENGINES || ask_for_engines(&config, 0) ||
-              error_set(err, EXIT_ENVIRONMENT, "this program was built with an NCCL older than 2.27");
+              error_set(err, EXIT_ENVIRONMENT, "needs NCCL 2.27 or newer, but was built with an older one");
     if (ok && way->rank == 0) ok = nccl_ok(ncclGetUniqueId(&id), way, "finding a network for NCCL", err);
     if (!peers_agree(way->ranks, ok, err, NULL)) return false;
     peers_broadcast(way->ranks, &id, sizeof id, 0);
@@ -114,7 +114,7 @@ static bool exchange_nccl(Way *way, size_t slot, cudaStream_t stream, Error *err
         if (result == ncclSuccess)
             result = ncclRecv(recv + (size_t)from * slot, slot, ncclUint8, from, way->nccl, stream);
     }
-    ncclResult_t end = ncclGroupEnd();  // also after a failure, or later calls would be part of the group
+    ncclResult_t end = ncclGroupEnd();  // even after a failure; otherwise later calls join the group
     return nccl_ok(result == ncclSuccess ? end : result, way, "all-to-all", err);
 }
 

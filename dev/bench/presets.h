@@ -1,4 +1,4 @@
-// Parses several presets from one command line, for benchmarks that run them in one process: COMMON
+// Parses a command line with several presets, for benchmarks that run them in one process: COMMON
 // FLAGS --preset NAME FLAGS --preset NAME FLAGS. Used by train_presets.c and sync_only.c.
 #pragma once
 #include <stdlib.h>
@@ -17,7 +17,7 @@ typedef struct Presets {
     int count;
 } Presets;
 
-// Parses arguments [first, argc). Error (EXIT_USAGE): no preset, or one without a name.
+// Parses arguments [first, argc). Error (EXIT_USAGE): there is no preset, or a preset has no name.
 static inline bool presets_read(Presets *presets, int first, int argc, char **argv, Error *err) {
     presets->preset = (Preset *)xcalloc((size_t)argc + 1, sizeof(Preset), "the presets");
     presets->count = 0;

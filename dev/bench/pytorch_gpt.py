@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Measures PyTorch on the same GPU for comparison: a GPT-3-style model or a Llama.
+"""Measures PyTorch on the same GPU for comparison, with GPT-3-style models and Llamas.
 
-Uses torch.compile, fused AdamW and SDPA. Prints one JSON line per model: tokens/s, ms per step, peak
-memory.
+Uses torch.compile, fused AdamW and SDPA. Prints one JSON line per model with tokens/s, ms per step and
+peak memory.
 
     python3 dev/bench/pytorch_gpt.py 125m:32 350m:16 1.3b:8 llama_1.1b:8 [--weights bf16]
                                      [--steps 20] [--sequence 2048] [--way WAY] [--attention]
 
---weights fp32   bf16 autocast and norm clipping, as in nanoGPT; as precise as this trainer
---weights bf16   weights, gradients and AdamW moments in bf16, no clipping: PyTorch's fastest
-                 configuration, less precise than this trainer
---way WAY        attention backend for a Llama, one of those printed by --attention [the fastest]
---attention      only measures the attention with every SDPA backend, in ms per layer
+--weights fp32   bf16 autocast and norm clipping, like nanoGPT; as precise as this trainer
+--weights bf16   weights, gradients and AdamW moments in bf16, no clipping. This is PyTorch's fastest
+                 configuration, but less precise than this trainer
+--way WAY        attention backend for a Llama, with a name that --attention prints [the fastest]
+--attention      only measures attention with every SDPA backend, in ms per layer
 
-Llama uses one product for queries, keys and values, and one for gate and up.
+Llama uses one matrix product for queries, keys and values, and one for gate and up.
 """
 import argparse
 import contextlib
@@ -151,7 +151,7 @@ def attention_ways(rows, length, width, heads, groups):
     return sorted(found)
 
 
-# SDPA backends, with keys and values shared by heads, or expanded.
+# SDPA backends. "expanded": keys and values are copied for each head instead of shared.
 WAYS = [backend + keys for backend in ("default", "flash", "cudnn") for keys in ("", ",expanded")]
 
 

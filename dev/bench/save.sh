@@ -1,27 +1,27 @@
 #!/usr/bin/env bash
-# Measures the cost of checkpoints: the same steps without saves, with --async-save, and with
-# blocking saves. Prints a table and writes JSON. dev/bench/save_table.py describes the columns.
-# Goal: the step after a background save is at most 5 % slower.
+# Measures the cost of saving checkpoints: runs the same steps without saves, with --async-save, and
+# with blocking saves. Prints a table and writes JSON. dev/bench/save_table.py describes the
+# columns. Target: the step after a background save takes at most 5 % longer.
 #
 #   dev/bench/save.sh [--model 1.3b:8] [--ranks N] [--iters 400] [--save-interval 100]
 #                     [--ways "none async sync"] [--flags "FLAGS"] [--folder FOLDER]
 #                     [--logs FOLDER] [--out FILE.json]
 #
-#   model          NAME:MICRO_BATCH of configs/gpt_NAME.args, of dev/bench/NAME.args or of a file,
-#                  synthetic data. Global batch = micro-batch x ranks
-#   ranks          in one node [all GPUs]
-#   iters          steps of each run, a multiple of save-interval (a run also saves at its end)
-#                  [400; CPU ranks 30]
-#   save-interval  must take longer than writing a checkpoint. Saves that wait for the previous one
-#                  are excluded from the figures of the step after a save. The default takes 25 s at
-#                  1.3B, where a checkpoint takes 12 to 19 s at 2 GB/s [100; CPU ranks 10]
-#   flags          payload formats or other trainer flags [SDP4Bit]
-#   folder         on the disk to measure [temporary]. Needs space for two checkpoints with 14 bytes
-#                  per parameter, 18.4 GB each at 1.3B
+#   model          NAME:MICRO_BATCH of configs/gpt_NAME.args, of dev/bench/NAME.args or of a file.
+#                  Global batch = micro-batch x ranks
+#   ranks          number of ranks, in one node [all GPUs]
+#   iters          number of steps per run, a multiple of save-interval, because a run also saves at
+#                  its end [400; CPU ranks 30]
+#   save-interval  steps between saves [100; CPU ranks 10]. They must take longer than writing a
+#                  checkpoint: saves that wait for the previous one are excluded from the step
+#                  columns
+#   flags          additional trainer flags, such as payload formats [SDP4Bit]
+#   folder         folder for checkpoints, on the disk to measure [temporary]. Needs space for two
+#                  checkpoints of 14 bytes per parameter
 #   logs           keeps the logs of the runs in this folder
 #
-# Needs make gpu. DEVICE=cpu uses CPU ranks: by default a small model, small:2, with results in
-# runs/. This is to try the script, not for measurements. BUILD: folder of the programs.
+# Needs make gpu. DEVICE=cpu uses CPU ranks, by default a small model (small:2), and writes results
+# to runs/. It is for trying the script, not for measurements. BUILD: folder of the programs.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"

@@ -1,23 +1,25 @@
 #!/usr/bin/env python3
 """Generates the table and the JSON file of dev/bench/save.sh from its runs.
 
-    save_table.py stamp FILE < OUTPUT        writes lines "SECONDS LINE" with the arrival time of each line
+    save_table.py stamp FILE < OUTPUT
+        copies OUTPUT to FILE and puts the arrival time in seconds before each line
     save_table.py table LOGS OUT.json MODEL ITERS INTERVAL WAYS
+        writes the table
 
-Step times are the intervals between log lines of iterations, because the trainer's own times exclude
-saves. Columns:
+Step times are the intervals between the log lines of iterations, because the trainer's own times
+exclude saves. Columns:
   step      median ms of steps that are not near a save, without the first five
   begins    ms from the log line "saving" until training continues. A blocking save is complete by then
-  after     ms of the step after a save, including `begins`; then of the second and third step. The
-            copies to host memory overlap with the first of them, and its update waits for them
+  after     ms of the step after a save, including `begins`, then of the second and the third step. In
+            the first of them, copies to host memory overlap with compute, and the update waits for them
   excess %  increase of `after` over the median step of the run without saves
-  lost      total cost of a save: sum of the increases of all steps until the next save, in ms
-  waits     ms that a save waited for the previous one; not included in the other columns
+  lost      total cost of a save in ms: sum of the increases of all steps until the next save
+  waits     ms that a save waited for the previous one; the other columns do not include them
   complete  seconds from "saving" until the checkpoint is on disk and named in the tracker file. The
             trainer polls background saves once per step
 
 Each figure is the maximum over all saves. The step columns exclude saves that waited for the previous
-one, because the update of the saved step has finished by then and the next step appears too short.
+save, because the update of the saved step finishes in that time, so the next step appears too short.
 """
 import os
 import re
@@ -105,7 +107,7 @@ def run_row(logs, way, iters, interval, base):
 
 
 def counted(row):
-    """Returns the saves whose following steps count."""
+    """Returns the saves whose following steps are included in the step columns."""
     return [save for save in row.get("saves", []) if save["after_ms"] and not save["waits_ms"]]
 
 

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Measures training speed on one GPU: 125M (micro-batch 32), 350M (16) and 1.3B (8), sequence 2048,
-# no dropout, synthetic data, with and without --deterministic-mode. Also measures PyTorch
-# (torch.compile, fused AdamW, SDPA) if it is installed, with bf16 weights and optionally fp32
-# weights. Prints a table and writes a JSON file. Needs build/train_gpt and a GPU. The models
-# llama_125m and llama_1.1b are available too.
+# Measures training speed on one GPU with and without --deterministic-mode, for several GPT models
+# (or llama_125m and llama_1.1b). Sequence length 2048, no dropout, synthetic data. Also measures
+# PyTorch (torch.compile, fused AdamW, SDPA) if it is installed, with bf16 weights and optionally
+# with fp32 weights. Prints a table and writes a JSON file. Needs build/train_gpt and a GPU.
 #
 #   dev/bench/single_gpu.sh [--models "125m:32 350m:16 1.3b:8"] [--iters 30]
 #                           [--modes "default deterministic"]
@@ -57,7 +56,7 @@ for model in $models; do
 done
 if [ "$pytorch" != none ] && python3 -c 'import torch' 2>/dev/null; then
     for weights in $pytorch; do
-        # shellcheck disable=SC2086
+        # shellcheck disable=SC2086 # $models is a list
         python3 dev/bench/pytorch_gpt.py $models --weights "$weights" >>"$folder/pytorch.json" || true
     done
 fi

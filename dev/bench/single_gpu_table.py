@@ -19,7 +19,8 @@ ORDER = [*SHAPES, *LLAMAS]
 
 
 def flops_per_token(model):
-    """Returns FLOPs by Megatron-LM's formula (full attention), and 6N + 6*L*C*T (causal attention)."""
+    """Returns FLOPs per token by Megatron-LM's formula, which counts full attention, and for causal
+    attention: 6N + 6*L*C*T."""
     if model in LLAMAS:
         layers, width, shared, ffn, vocabulary, untied = LLAMAS[model]
         matrices = layers * width * ((2 + 2 * shared) * width + 3 * ffn) + vocabulary * width
@@ -45,7 +46,7 @@ print(50 * 2 * 8192**3 / (time.perf_counter() - start))
 
 
 def matmul_peak():
-    """Measures the FLOP/s of an 8192^3 bf16 product. Returns None without PyTorch."""
+    """Measures the FLOP/s of an 8192^3 bf16 matrix product. Returns None without PyTorch."""
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True)
     return float(done.stdout) if done.returncode == 0 else None
 
@@ -58,7 +59,7 @@ def our_rows(folder):
         if not intervals:
             continue
         start = next(r for r in records if r["kind"] == "start")
-        # All GPU memory in use: memory plan, context, libraries.
+        # peak_gib is all GPU memory in use: memory plan, context and libraries.
         memory = next((r["timing"] for r in records if r["kind"] == "memory"), {})
         timing = intervals[-1]["timing"]
         yield {"program": "sdp4bit.c " + mode, "model": model, "micro_batch": int(rows),

@@ -1,9 +1,9 @@
-// step_bound: computes a lower bound of the step time from measured times of layers and links, with
-// the model of llmc/plan/step_time.h. Called by comm_bound.py.
+// Computes a lower bound of the step time from measured times of layers and links, with the model
+// of llmc/plan/step_time.h. Called by comm_bound.py.
 //
-// Reads numbers from standard input and prints the bound in ms. Input: number of buckets,
-// micro-batches, forward, backward, head, tail, steps between outer syncs, delay; then the fields
-// of each BucketLoad in order.
+// Reads numbers from standard input and prints the bound in ms. The input has the number of buckets
+// and of micro-batches, the times forward, backward, head and tail of a StepLoad, the number of
+// steps between outer syncs and their delay, then the fields of each BucketLoad.
 #include <stdio.h>
 #include <stdlib.h>
 

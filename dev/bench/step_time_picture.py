@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Draws the plot of the README: step time by network, with and without SDP4Bit.
+"""Draws the README's plot: step times over several networks, with and without SDP4Bit.
 
     dev/bench/step_time_picture.py dev/bench/results/comm_2gpu.json docs/step_time.svg
 
-Reads the results of dev/bench/comm.sh and uses the points of the 1.3B model at micro-batch 8.
+Reads results of dev/bench/comm.sh for the 1.3B model with micro-batch 8.
 """
 import json
 import os
@@ -21,7 +21,7 @@ TOP, BAR, BETWEEN_NETWORKS = 92, 22, 20
 
 
 def read_steps(path):
-    """Returns {(network, preset): ms per step} and the commit."""
+    """Returns {(network, preset): ms per step} and the commit of the measurements."""
     with open(path) as file:
         rows = json.load(file)["rows"]
     rows = [r for r in rows if (r["model"], r["micro_batch"]) == (MODEL, MICRO_BATCH)]

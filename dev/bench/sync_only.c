@@ -1,22 +1,21 @@
-// Measures the communication and update of a training step without a model. Random gradients on the
-// device are reduced, checked, applied by AdamW, and the weights gathered, for several presets in
-// one process. Also measures the bandwidth of plain collectives. Started by dev/bench/comm.sh.
+// Measures the communication and the update of a training step without a model, for several presets
+// in one process: reduces random gradients, updates the weights with AdamW and gathers them. Also
+// measures the bandwidth of plain collectives. Started by dev/bench/comm.sh.
 //
 //   mpirun -np N build/dev/bench/sync_only [--out FILE] [--repetitions 5] [--plain-mb 256]
 //       COMMON FLAGS --preset NAME FLAGS --preset NAME FLAGS ...
 //
-// Flags are trainer flags. FILE (default: standard output) gets one JSON line per preset
-// with memory by purpose, bytes sent per bucket, and times. Times are medians over the repetitions,
-// of the slowest rank, in ms:
-//   gradients   from the start until the step status is known. All gradients are ready at the
-//               start; buckets are reduced in backward order
+// Flags are trainer flags. Writes one JSON line per preset to FILE (default: standard output), with
+// memory by purpose, bytes sent per bucket, and times. Times are in ms, of the slowest rank,
+// medians over the repetitions:
+//   gradients   from the start, when all gradients are ready, until the step status is known.
+//               Buckets are reduced in backward order
 //   weights     from the step status until the weights of all buckets are applied, minus adamw
-//   adamw       AdamW and quantization only: an update with the same layout on a mesh that is not
-//               open, where gathers are no-ops
-//   apply       the rest of that update: dequantization and sum into the model weights
-// The first line of a call has the GB/s per rank of plain collectives. With --repetitions 0 nothing
-// is timed. A rank that hangs is reported and ends the run after --distributed-timeout-minutes of
-// the first preset.
+//   adamw       AdamW and quantization alone, measured in an update without communication
+//   apply       the rest of this update: dequantization and sum into the model weights
+// The first line of a call has the bandwidth of plain collectives in GB/s per rank. --repetitions 0
+// measures no times. If a rank hangs, the run ends with an error after the
+// --distributed-timeout-minutes of the first preset.
 #include <math.h>
 #include <stdio.h>
 
@@ -45,13 +44,13 @@ typedef struct Bench {
     float *pattern;             // (PATTERN) on the device: random gradients
     bool plain_done;
     bool watched;  // the watchdog has been opened
-    double limit;  // timeout of waits for other ranks in seconds; 0 (no timeout) before that
+    double limit;  // timeout of waits for other ranks in seconds; 0: none, before `watched`
 } Bench;
 
 // Training state of a preset, with its memory.
 typedef struct Lab {
-    bool alone;  // this rank's update in the layout of all ranks: no reductions, gathers are no-ops
-    Mesh mesh;   // not opened if alone, so that nothing is sent
+    bool alone;  // only this rank's part of the update, without communication
+    Mesh mesh;   // not opened if `alone` is set, which makes gathers no-ops
     Lanes lanes;
     Zero *zero;
     MemoryPlan memory_plan;
@@ -77,7 +76,7 @@ static bool agreed(Bench *bench, bool ok) {
     return false;
 }
 
-// Replaces ms (count) by the maximum over the ranks.
+// Replaces each of ms (count) by its maximum over the ranks.
 static void slowest(const Bench *bench, double *ms, int count) {
     peers_all_reduce(everyone(bench), ms, count, MPI_DOUBLE, MPI_MAX);
 }
@@ -108,7 +107,7 @@ static bool open_device(Bench *bench, const OwnDevice *own) {
     float *host = (float *)xmalloc(PATTERN * sizeof(float), "random gradients");
     uint32_t seed = 12345u + (uint32_t)bench->launch.rank;
     for (int i = 0; i < PATTERN; i++) {
-        float sum = 0.0f;  // of four uniform numbers: close enough to a normal distribution
+        float sum = 0.0f;  // sum of four uniform numbers, which is approximately normal
         for (int k = 0; k < 4; k++) {
             seed = seed * 1664525u + 1013904223u;
             sum += (float)(seed >> 8) * 0x1p-24f - 0.5f;
@@ -145,7 +144,7 @@ static void fill_gradients(const Bench *bench, Zero *zero) {
 
 // --- one step ------------------------------------------------------------------------------------
 
-// Waits until all devices are idle, then for all ranks.
+// Waits until the devices of all ranks are idle.
 static void synchronize(const Bench *bench, const Lanes *lanes) {
     stream_synchronize(bench->compute);
     stream_synchronize(bench->traffic);
@@ -157,8 +156,8 @@ typedef struct Marks {
     Event *start, *reduced, *status_known, *applied;
 } Marks;
 
-// On CPU ranks all calls are synchronous and zero_update includes the step status, so there the
-// gradient time ends with the reductions.
+// Runs a step and measures its times. On CPU ranks all calls are synchronous and zero_update
+// computes the step status, so there the gradient time ends with the reductions.
 static void step_once(const Bench *bench, Lab *lab, int64_t step, const Marks *marks, double ms[FIGURES]) {
     Zero *zero = lab->zero;
     fill_gradients(bench, zero);
@@ -187,8 +186,8 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Computes medians of the slowest rank, without the first step, which is a warm-up. Returns false
-// if a step was skipped, because its time would be meaningless.
+// Computes the median times of the slowest rank, without the first step, which is a warm-up.
+// Returns false if a step was skipped, because its time would be meaningless.
 static bool time_steps(Bench *bench, Lab *lab, double median[FIGURES]) {
     double ms[FIGURES][MOST_REPETITIONS], one[FIGURES];
     Marks marks = {event_create_timed(bench->device), event_create_timed(bench->device),
@@ -247,7 +246,7 @@ static bool start_lab(Bench *bench, Lab *lab, int sharers) {
     if (!agreed(bench, ok)) return false;
     if (!lab->alone) comm_open(&lab->mesh, bench->device, bench->limit);
     lab->timers = timers_create(bench->device, 2);
-    // alone: no overlap, to time AdamW by itself.
+    // If `alone` is set, nothing overlaps, so that AdamW can be timed.
     bool overlap = !lab->alone && lab->mesh.dp.size > 1 && !config->no_overlap;
     lanes_open(&lab->lanes, bench->device, overlap);
     zero_start(lab->zero, bench->device, bench->compute, &lab->lanes, lab->timers);
@@ -273,7 +272,7 @@ static bool measure(Bench *bench, const Config *config, const Place *place, bool
     memset(&lab, 0, sizeof lab);
     lab.alone = alone;
     bool ok = agreed(bench, open_lab(bench, &lab, config, &place->mesh));
-    if (alone) lab.zero->base.checks->sealed = false;  // no messages to check
+    if (alone) lab.zero->base.checks->sealed = false;  // there are no messages to verify
     int sharers = devices_memory_sharers(&place->own);
     ok = ok && start_lab(bench, &lab, sharers);
     if (ok) ok = agreed(bench, time_steps(bench, &lab, median));
@@ -283,7 +282,7 @@ static bool measure(Bench *bench, const Config *config, const Place *place, bool
 
 // --- output --------------------------------------------------------------------------------------
 
-// Finishes and flushes a line, because the process may be killed during a later preset.
+// Ends and flushes a line, because the process may be killed during a later preset.
 static void write_line(Bench *bench, Text *json) {
     text_add(json, "}\n");
     fputs(json->data, bench->out);
@@ -314,8 +313,8 @@ static void add_gather(Text *json, const char *rail, const char *node, const Wir
     json_integer(json, node, bytes->weight_intra);
 }
 
-// Adds bytes of one reduction, the update, and one gather of each kind; comm_bound.py computes
-// steps from them.
+// Adds the bytes of one reduction, of the update, and of one gather of each kind. comm_bound.py
+// computes step times from them.
 static void add_buckets(Text *json, const Lab *lab) {
     const Zero *zero = lab->zero;
     const BucketLayout *plan = &zero->base.layout;
@@ -345,7 +344,7 @@ static void add_buckets(Text *json, const Lab *lab) {
     traffic_free(&traffic);
 }
 
-// all, alone: times of all ranks together, and of the update alone.
+// Writes the line of a preset. all: times of steps of all ranks. alone: times of the update alone.
 static void write_preset(Bench *bench, const Lab *lab, const char *name, const double all[FIGURES],
                          const double alone[FIGURES]) {
     if (!bench->out) return;
@@ -369,7 +368,8 @@ static void write_preset(Bench *bench, const Lab *lab, const char *name, const d
 
 // --- plain collectives ---------------------------------------------------------------------------
 
-// Returns the GB/s sent per rank, from the median time of the slowest rank; 0 in a group of one.
+// Returns the GB/s that each rank sends, from the median time of the slowest rank; 0 in a group of
+// one.
 static double plain_rate(Bench *bench, const Group *group, bool gather, void *send, void *receive) {
     enum { RUNS = 5 };
     int size = group->size;
@@ -393,9 +393,9 @@ static double plain_rate(Bench *bench, const Group *group, bool gather, void *se
     return size > 1 ? 1e-6 * (double)slot * (size - 1) / ms[RUNS / 2] : 0.0;
 }
 
-// Measures all-to-all and all-gather inside a node and between nodes. copies (unless the first
-// preset's --node-exchange excludes it): also measures copy engines inside a node; the better rate
-// is reported, and node_by names it.
+// Measures all-to-all and all-gather inside a node and between nodes. copies: also measures copy
+// engines inside a node, unless the first preset's --node-exchange excludes them. Reports the
+// higher rate; node_by names its transport.
 static bool measure_plain(Bench *bench, Mesh mesh, bool copies) {
     if (!agreed(bench, mesh_open(&mesh, everyone(bench), &bench->error))) return false;
     comm_open(&mesh, bench->device, bench->limit);
@@ -485,7 +485,7 @@ static bool read_options(Bench *bench, int argc, char **argv, int *first) {
     if (bench->launch.rank != 0) return true;
     bench->out = path ? fopen(path, "a") : stdout;  // keep lines of earlier calls
     if (!bench->out) return error_set(&bench->error, EXIT_ENVIRONMENT, "cannot write %s", path);
-    // An earlier call may have been killed within a line.
+    // End an incomplete line, which an earlier call may have left if it was killed.
     if (path && !fseek(bench->out, 0, SEEK_END) && ftell(bench->out) > 0) fprintf(bench->out, "\n");
     return true;
 }

@@ -6,16 +6,17 @@
 #                          [--model PATH]
 #
 # FOLDER contains vocab.json and merges.txt (default data/gpt2, the output of
-# dev/data/get_gpt2_vocab.sh), which the style gpt2 uses with GPT2BPETokenizer. The other styles
+# dev/data/get_gpt2_vocab.sh). The style gpt2 uses them with GPT2BPETokenizer. The other styles
 # (llama3 qwen2 o200k) use a tokenizer.json with the pattern, normalizer and flags of
-# test/golden/tokenizer_json/STYLE and the GPT-2 vocabulary. --model adds a tokenizer.json or its
+# test/golden/tokenizer_json/STYLE, but the GPT-2 vocabulary. --model adds a tokenizer.json or its
 # folder.
 #
-# The corpora are distinct files of this machine, one document each: manual pages (English prose
-# with markup, unpacked) and C headers. preprocess_data is timed from the first read to the finished
-# shard on disk. `tokenizers` is timed for its encode calls alone, in batches of 256 documents
-# already in memory. Loading the vocabulary is excluded. The result is the best of three runs.
-# BUILD is the folder of the program, PYTHON an interpreter with the `tokenizers` package.
+# The corpora consist of files on this machine, without duplicates: unpacked manual pages (English
+# prose with markup) and C headers. Each file is a document. preprocess_data is timed from the first
+# read to the finished shard on disk. For `tokenizers` only the encode calls are timed, in batches
+# of 256 documents that are already in memory. Loading the vocabulary is excluded. The result is the
+# best of three runs. BUILD is the folder of the program, PYTHON an interpreter with the
+# `tokenizers` package.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 help_if_asked dev/bench/tokenizer.sh "$@"
@@ -36,7 +37,7 @@ done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# first_bytes MB: reads a list of files and prints the first ones, up to MB megabytes in total.
+# first_bytes MB: reads a list of files and prints its beginning, up to MB megabytes of files.
 first_bytes() {
     xargs -r -d '\n' stat -c '%s %n' |
         awk -v left="$1" 'BEGIN { left *= 1e6 } (left -= $1) >= 0 { print substr($0, length($1) + 2) }'
@@ -46,8 +47,8 @@ bounded() {
     xargs -r -d '\n' md5sum | awk '!seen[$1]++ { print substr($0, 35) }' | first_bytes "$max_mb"
 }
 mkdir "$work/man"
-# Unpacked pages are about four times as large. Take 1.5 times as many as needed, because duplicates
-# are dropped.
+# Unpacked manual pages are about four times as large. Unpack 1.5 times as many as needed, because
+# duplicates are dropped.
 find /usr/share/man/man[1-8] -type f -name '*.gz' | LC_ALL=C sort |
     first_bytes "$(awk -v most="$max_mb" 'BEGIN { print most * 1.5 / 4 }')" |
     while read -r page; do gzip -dc "$page" >"$work/man/$(basename "$page" .gz)"; done
@@ -102,7 +103,7 @@ ours() { # LIST THREADS MODEL (may be empty): prints "MB/s tokens" of preprocess
     done
     echo "$best $tokens"
 }
-peer() { # the same for tokenizers
+peer() { # the same for the `tokenizers` package
     taskset -c "0-$(($2 - 1))" env RAYON_NUM_THREADS="$2" TOKENIZERS_PARALLELISM=true \
         "$python" "$work/peer.py" "$vocab" "$1" "$3"
 }

@@ -1,14 +1,15 @@
-// Trains several presets one after the other in one process per rank, so that MPI and the CUDA
-// context are initialized once. Calls train_gpt() for each preset with its flags. Started by
+// Trains with several presets one after the other in the same process, so that MPI and the CUDA
+// context are initialized only once. Calls train_gpt() with the flags of each preset. Started by
 // dev/bench/comm.sh.
 //
 //   mpirun -np N build/dev/bench/train_presets [--loopback FILE] COMMON FLAGS
 //       --preset NAME FLAGS --preset NAME FLAGS ...
 //
-// The flags of a preset are a complete command line of train_gpt (including @FILE); results go to
-// its --log-jsonl. If a preset fails, its name is printed and the next one starts; the first
-// failure sets the exit code. A signal ends all. --loopback appends to FILE, for each preset, the
-// bytes that passed this machine's loopback device: the traffic between emulated nodes.
+// The common flags and the flags of a preset form a command line of train_gpt (@FILE is allowed).
+// Results are written to its --log-jsonl. If a preset fails, its name is printed and the next one
+// starts; the first failure sets the exit code. A signal ends all of them. --loopback appends to
+// FILE the bytes that passed the loopback device for each preset, which is the traffic between
+// emulated nodes.
 #include <stdio.h>
 
 #include "dev/bench/presets.h"

@@ -266,8 +266,8 @@ for shape in (2, "sdp4bit"), (2, "bf16"), (1, "fp32"):
 xml.dom.minidom.parse(sys.argv[1] + "/comm.svg")
 END
 ) || return 1
-    grep -q '^tiny  *2  nodes in name only  *SDP4Bit ' "$work/out" ||
-        grep -q '^tiny  *2 nodes in name only  *SDP4Bit ' "$work/out" ||
+    grep -q '^tiny  *2  logical nodes  *SDP4Bit ' "$work/out" ||
+        grep -q '^tiny  *2 logical nodes  *SDP4Bit ' "$work/out" ||
         { why="no row of SDP4Bit in the table"; return 1; }
     grep -q '^tiny  *2x2  *SDP4Bit .*| *2  *[0-9.]*  *[0-9.]*$' "$work/out" ||
         { why="no row of SDP4Bit in the table of memory"; return 1; }
@@ -318,7 +318,7 @@ network_refused() {
         { say "exit code $?"; return 1; }
     local refusal='^warning: skipped the network 10: error: tc could not shape the loopback'
     [ "$(grep -c "$refusal" "$work/err")" -eq 1 ] || { why="no line about 10 Gb/s"; return 1; }
-    sed '/layers are timed/q' "$work/err" | grep -q '^warning: skipped the network 10: ' ||
+    sed '/measured the layer times/q' "$work/err" | grep -q '^warning: skipped the network 10: ' ||
         { why="it was not tried before layers were timed"; return 1; }
     ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
     why="rows: $(rows_of "$work/comm4.json" network arm)"
@@ -467,7 +467,7 @@ sync_table() {
     why=$(python3 - "$work/sync.json" "$work/out" 2>&1 <<'END'
 import json, re, sys
 rows = json.load(open(sys.argv[1]))["rows"]
-line = re.search(r"^checksums \(--verify-wire\), tiny, nodes in name only, TLq-HS: "
+line = re.search(r"^checksums \(--verify-wire\), tiny, logical nodes, TLq-HS: "
                  r"[0-9.]+ -> [0-9.]+ ms .* and (\d+) bytes$", open(sys.argv[2]).read(), re.M)
 plain, sums = (sum(r["sent"].values()) for r in rows[1:])
 more = sums - plain
