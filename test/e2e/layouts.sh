@@ -122,7 +122,7 @@ check "every preset trains with model parallelism and checksums" every_preset
 not_finite() {
     train 8 --gpus-per-node 4 --global-batch-size 16 "${square[@]}" --lr 1e37 --min-lr 0 \
         --lr-decay-style linear --lr-warmup-iters 0 --save "$work/wild" --save-interval 1
-    error_names 4 "iteration 2 update: loss" $? || return 1
+    error_names 4 "iteration 2 update: the loss" $? || return 1
     [ "$(cat "$work/wild/latest_checkpointed_iteration.txt")" = 1 ] || { why="the bad step was saved"; return 1; }
 }
 check "a non-finite loss ends all stages and is not saved" not_finite

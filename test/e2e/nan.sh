@@ -14,7 +14,7 @@ aborts() { # NAME FLAGS...
     local name=$1
     shift
     train 4 "${wild[@]}" --save "$work/$name" --save-interval 1 --log-jsonl "$work/$name.jsonl" "$@"
-    error_names 4 "iteration 2 update: loss" $? || return 1
+    error_names 4 "iteration 2 update: the loss" $? || return 1
     grep -q 'not finite.*lower --lr' "$work/err" || { say "no advice to lower --lr"; return 1; }
     [ "$(cat "$work/$name/latest_checkpointed_iteration.txt")" = 1 ] && [ ! -e "$work/$name/iter_0000002" ] ||
         { why="the bad step was saved"; return 1; }
@@ -46,7 +46,7 @@ one_file() {
 check "both streams in one file: the error starts a new line" one_file
 late() { # the step status is read one step late if nothing is logged or saved in between
     train 4 "${wild[@]}" --log-interval 1000 --save "$work/late" --save-interval 1000
-    error_names 4 "iteration 2 update: loss" $? && [ ! -e "$work/late/latest_checkpointed_iteration.txt" ] ||
+    error_names 4 "iteration 2 update: the loss" $? && [ ! -e "$work/late/latest_checkpointed_iteration.txt" ] ||
         return 1
 }
 check "without log lines in between: exit code 4" late
@@ -60,7 +60,7 @@ one_rank() { # RANK FLAGS...
         run=(4 --gpus-per-node 2 --gradient-alltoall-pipeline 1 --save "$work/$name" --save-interval 1 \
         --eval-iters 0 --train-iters 5 "$@")
     SDP4BIT_FAULT=$fault train "${run[@]}"
-    error_names 4 "iteration 3 update: loss" $? || return 1
+    error_names 4 "iteration 3 update: the loss" $? || return 1
     [ "$(cat "$work/$name/latest_checkpointed_iteration.txt")" = 2 ] && [ ! -e "$work/$name/iter_0000003" ] ||
         { why="the bad step was saved"; return 1; }
     rm -r "${work:?}/$name"
