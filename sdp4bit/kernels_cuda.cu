@@ -69,7 +69,8 @@ DEV_FN float tree_lanes(float x, int lanes, int64_t index, int64_t unit, int64_t
     return x;
 }
 
-// Reduces 4096 neighbors nodes[i * spacing] per block into the first of them, or *sum if last.
+// A block reduces 4096 of nodes[i * spacing] into the first of them, or on the last level into
+// *sum.
 __global__ void __launch_bounds__(CODEC_THREADS)
     tree_level_kernel(float *sum, float *nodes, int64_t count, int64_t spacing) {
     __shared__ float partial[CODEC_WARPS];

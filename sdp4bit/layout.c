@@ -34,7 +34,7 @@ static bool check_input(const LayoutTensor *tensors, int count, const LayoutOpti
 // Number of equal parts that a bucket is divided into.
 static int64_t shares(const BucketLayout *layout) { return (int64_t)layout->dp * layout->options.pieces; }
 
-// Minimum size of a bucket or chunk; a smaller one would not be worth its messages.
+// Returns the minimum size of a bucket or chunk, below which messages would be inefficient.
 static int64_t least_bucket(const BucketLayout *layout) {
     return 16 * shares(layout) * layout->options.alignment;
 }
@@ -226,7 +226,7 @@ MessageLayout message_layout(Codec codec, int group, int64_t elements, int parti
     return m;
 }
 
-// Size of the largest bucket except the first (embeddings), at least the target size.
+// Returns the size of the largest bucket except the first (embeddings), at least the target size.
 static int64_t ordinary_bucket(const BucketLayout *layout) {
     int64_t size = layout->options.bucket_elements > least_bucket(layout) ? layout->options.bucket_elements
                                                                           : least_bucket(layout);

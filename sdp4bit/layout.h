@@ -62,7 +62,7 @@ typedef struct LayoutOptions {
     int64_t alignment;        // group boundaries are multiples of it: lcm of 32 and the group sizes
     int64_t chunk_alignment;  // chunk boundaries are multiples of it: lcm(g_intra, g_inter), at least 32
     int64_t bucket_elements;  // target size of a bucket
-    int pieces;               // equal parts of every shard, exchanged by replica groups (outer.h); else 1
+    int pieces;               // parts of a shard that replica groups exchange (outer.h); else 1
 } LayoutOptions;
 
 typedef struct BucketLayout {
@@ -80,8 +80,8 @@ typedef struct BucketLayout {
     int64_t arena_elements;      // padded
     int64_t shard_elements;      // per rank
     int64_t parameters;          // without padding
-    int64_t tail_parameters;     // 1-D only
-    int64_t counted_parameters;  // counted by this rank
+    int64_t tail_parameters;     // elements of 1-D tensors
+    int64_t counted_parameters;  // elements that this rank counts in the norm
 } BucketLayout;
 
 // Divides the tensors (in forward order) into buckets of whole units. Merges units up to

@@ -2,10 +2,10 @@
 // Receivers get the sender's bf16 weights bit-exactly. README.md, "Lossless weights", defines the
 // message. Called by the kernels of both backends (lossless_cpu.c, kernels_cuda_lossless.cu).
 // A change is a number of units in the last place (ulps). Updates are about equally large for all
-// weights, but small weights have smaller ulps and so change by more of them. Therefore the old
-// exponent, which the receiver knows, selects one of 16 contexts with different symbol frequencies,
-// relative to a scale sent per group. The coder is rANS (Duda, arXiv 1311.2540) in 32 interleaved
-// lanes, one per lane of a warp. All arithmetic is integer.
+// weights, but small weights have smaller ulps and so change by more of them. So the old exponent,
+// which the receiver knows, selects one of 16 contexts, each with its own symbol frequencies. A
+// scale sent per group shifts this choice. The coder is rANS (Duda, arXiv 1311.2540) in 32
+// interleaved lanes, one per lane of a warp. All arithmetic is integer.
 #pragma once
 #include "llmc/base/numerics.h"
 #include "sdp4bit/lossless_tables.h"

@@ -17,8 +17,7 @@ typedef struct OuterLayout {
     int replica_groups, replica_group;
     int buckets;
     Bucket *shard, *piece;  // (buckets)
-    Segment *segments;      // (segments_total) tensors of shards and pieces, relative to their first
-                            // element; a tensor may start before it
+    Segment *segments;      // (segments_total) starts are relative to the shard or piece; may be negative
     int segments_total;
 } OuterLayout;
 

@@ -273,7 +273,7 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherB
     ApplyWeights a = {0};
     a.control = step->control;
     a.bucket = *bucket;
-    a.bucket.matrix_elements = nodes * buffer->per_node * bucket->matrix_per_rank;  // the kept shards
+    a.bucket.matrix_elements = nodes * buffer->per_node * bucket->matrix_per_rank;  // only kept shards
     a.bucket.tail_elements = nodes * buffer->per_node * bucket->tail_per_rank;
     a.messages = buffer->messages;
     a.nodes = nodes;

@@ -86,7 +86,7 @@ HD_FN bool spike_check(SpikeState *s, float loss, float norm, float loss_factor,
 typedef struct StepStatus {
     double beta1_power, beta2_power;  // beta^t as running products, t = adam_steps
     int64_t adam_steps;               // applied steps, this one included if applied
-    float loss;                       // mean over the ranks that compute one
+    float loss;                       // mean over the ranks that compute a loss
     float grad_norm;                  // before clipping
     float clip_coefficient;           // multiplies every gradient
     float learning_rate;

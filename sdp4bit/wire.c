@@ -186,7 +186,7 @@ static bool message_error(uint64_t fault, int receiver, const Mesh *mesh, Error 
     if (rail) slot %= mesh->rail.size;
     const char *what = fault_origin(fault) == FAULT_OF_MESSAGE
                            ? "it was corrupted in transit"
-                           : "it is corrupt, or the two ranks' weights were not equal before";
+                           : "it is corrupt, or the weights of the two ranks already differed";
     return error_set(err, EXIT_COMMUNICATION,
                      "message from rank %d to rank %d, %s, bucket %d: %s; restart from the last checkpoint "
                      "and check the network and the memory of both hosts",

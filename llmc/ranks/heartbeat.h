@@ -8,7 +8,7 @@ LLMC_BEGIN
 // Marks the beginning (waits) or end of a wait for other ranks or the device, at the site's
 // iteration and phase. Both count as progress.
 void heartbeat_waiting(const Site *site, bool waits);
-// Phase while a rank writes its log. The watchdog's message then explains a blocked pipe.
+// Phase of a rank that writes its log. If it hangs there, the watchdog says that nobody reads it.
 #define PHASE_WRITE_LOG "write log"
 // Reports progress during long work that does not wait. Callable from any thread.
 void heartbeat_progress(const Site *site);

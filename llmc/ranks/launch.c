@@ -11,8 +11,8 @@
 #include "llmc/ranks/peers.h"
 
 int launch_rank_from_environment(void) {
-    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK",
-                                        "PMI_RANK"};  // Open MPI's mpirun, PMIx, MPICH and PMI-2
+    // Set by Open MPI's mpirun, by PMIx, and by MPICH and PMI-2.
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *rank = getenv(names[i]);
         if (rank) return atoi(rank);

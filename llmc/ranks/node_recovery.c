@@ -1,4 +1,4 @@
-// Finding the surviving nodes: see node_recovery.h.
+// Finds the surviving nodes after a loss: see node_recovery.h.
 // MPI cannot handle a lost rank, but still works between live ranks unless one of them waits
 // indefinitely for a lost one. So recovery uses point-to-point messages with a time limit.
 #include "llmc/ranks/node_recovery.h"

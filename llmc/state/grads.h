@@ -41,7 +41,7 @@ struct Grads {
     float *shard;             // (shard_elements) device: this rank's shards of the other buckets. With
                               // --optimizer-cpu-offload: two windows that these buckets use in turn
     int64_t whole_elements, slot_elements, shard_elements;
-    bool warming_up;               // zero_warm_up
+    bool warming_up;               // set by zero_warm_up
     Event *slot_read[GRAD_SLOTS];  // the slot's gradients have been quantized
 };
 

@@ -35,7 +35,7 @@ static void reserve_exchange(const Base *base, Outer *l, MemoryPlan *plan) {
     memory_plan_reserve(plan, group, "mean of the replica groups, gathered", bytes, (void **)&step->gathered);
     memory_plan_reserve(plan, group, "mean of the replica groups, this rank's part",
                         shard / replica_groups * sizeof(float), (void **)&step->mean);
-    memory_plan_reserve(plan, group, "partial sums of its norm", (shard / HADAMARD_ORDER + 2) * sizeof(float),
+    memory_plan_reserve(plan, group, "partial sums of the norm", (shard / HADAMARD_ORDER + 2) * sizeof(float),
                         (void **)&step->partials);
     memory_plan_reserve(plan, group, "first faults", (size_t)base->layout.buckets * sizeof(uint64_t),
                         (void **)&l->fault);

@@ -59,9 +59,9 @@ void stats_after_reduction(const Base *base, Stats *stats, int b, GradShard own)
 void stats_after_update(const Base *base, Stats *stats, const Optimizer *optimizer, const Weights *weights,
                         int b);
 // Reports the statistics of the step in progress. Every element counts once, even if several ranks
-// hold it. Errors: rank 0 logs a line, a JSON line and TensorBoard scalars. Histograms: every rank
-// writes FOLDER/iter_0000100.rank_003.jsonl with one line per tensor and kind, and warns if it
-// cannot. Collective over world; waits for the device.
+// hold it. Rank 0 logs quantization errors as a line, a JSON line and TensorBoard scalars. Every
+// rank writes its histograms to FOLDER/iter_0000100.rank_003.jsonl with one line per tensor and
+// kind, and warns if it cannot. Collective over world; waits for the device.
 void stats_report(const Base *base, Stats *stats, const Optimizer *optimizer, Weights *weights, Log *log,
                   Peers world);
 // Returns the bytes that training has sent so far, without the exact reductions.

@@ -115,7 +115,7 @@ finds() { # TEXT FAULT FLAGS...
 }
 check "an undecodable message" finds \
     "message from rank 0 to rank 1, weights between nodes, bucket 0: it is corrupt, or" message:1:3:5:0
-check "a replica that differs" finds "the two ranks' weights were not equal before" replica:1:3:1:14
+check "a replica that differs" finds "the weights of the two ranks already differed" replica:1:3:1:14
 check "checksums detect the corruption" finds \
     "weights between nodes, bucket 0: it was corrupted in transit" \
     message:1:3:5:0 --verify-wire
