@@ -44,13 +44,13 @@ static bool out_open(OutFile *f, const char *prefix, const char *suffix, Error *
     if (stat(f->path, &status) == 0 && S_ISDIR(status.st_mode)) {
         return error_set(
             err, EXIT_ENVIRONMENT,
-            "%s: cannot create: a directory has this name; remove it or choose another output name", f->path);
+            "cannot create %s: a directory has this name; remove it or choose another output name", f->path);
     }
     f->fd = durable_create(f->temporary);
     if (f->fd < 0) {
         int cause = errno;
         if (cause == ENOSPC || cause == EDQUOT) return out_failed(f, "create", err);
-        return error_set(err, EXIT_ENVIRONMENT, "%s: cannot create: %s; check the output directory",
+        return error_set(err, EXIT_ENVIRONMENT, "cannot create %s: %s; check the output directory",
                          f->temporary, strerror(cause));
     }
     f->buffer = (uint8_t *)xmalloc(WRITE_BUFFER_BYTES, "a shard's write buffer");
@@ -198,7 +198,7 @@ bool shard_writer_append(ShardWriter *writer, const Shard *shard, Error *err) {
     if (shard->dtype != writer->dtype) {
         return error_set(
             err, EXIT_DATA,
-            "%s: dtype code %d, but the output has %d; preprocess all parts with the same vocabulary",
+            "%s has dtype code %d, but the output has %d; preprocess all parts with the same vocabulary",
             shard->prefix, shard->dtype, writer->dtype);
     }
     end_open_document(writer);
@@ -241,7 +241,7 @@ static void sync_folder_of(const char *path) {
 // or none.
 static bool publish(ShardWriter *w, Error *err) {
     if (unlink(w->idx.path) != 0 && errno != ENOENT) {
-        return error_set(err, EXIT_ENVIRONMENT, "%s: cannot replace: %s; check the output directory",
+        return error_set(err, EXIT_ENVIRONMENT, "cannot replace %s: %s; check the output directory",
                          w->idx.path, strerror(errno));
     }
     if (rename(w->bin.temporary, w->bin.path) != 0) return out_failed(&w->bin, "rename", err);

@@ -248,15 +248,16 @@ static bool obeys(const Parsed *p, const Rule *rules, size_t count) {
 static bool check_rates(const Parsed *p) {
     const Config *c = p->config;
     if (GIVEN(p, lr) && c->min_lr > c->lr) {
-        return REFUSE("--min-lr %g is larger than --lr %g; lower it or raise --lr", c->min_lr, c->lr);
+        return REFUSE("--min-lr %g is larger than --lr %g; lower --min-lr or raise --lr", c->min_lr, c->lr);
     }
     if (GIVEN(p, lr) && c->lr_warmup_init > c->lr) {
-        return REFUSE("--lr-warmup-init %g is larger than --lr %g; lower it", c->lr_warmup_init, c->lr);
+        return REFUSE("--lr-warmup-init %g is larger than --lr %g; lower --lr-warmup-init", c->lr_warmup_init,
+                      c->lr);
     }
     if (c->weight_decay_incr_style != WEIGHT_DECAY_CONSTANT && c->end_weight_decay < c->start_weight_decay) {
         return REFUSE(
             "--end-weight-decay %g is smaller than --start-weight-decay %g; weight decay can only increase, "
-            "so raise it",
+            "so raise --end-weight-decay",
             c->end_weight_decay, c->start_weight_decay);
     }
     return true;
@@ -316,7 +317,7 @@ static bool check_local_steps(const Parsed *p) {
          "--outer-lr, --outer-momentum, --local-steps-delay and --local-steps-mix need --local-steps H "
          "with H at least 2; add it"},
         {c->local_steps > 1 && c->local_steps_delay >= c->local_steps,
-         "--local-steps-delay must be less than --local-steps; lower it"},
+         "--local-steps-delay must be less than --local-steps; lower --local-steps-delay"},
         {conflict, conflict},
     };
     return obeys(p, rules, COUNT_OF(rules));

@@ -60,9 +60,10 @@ static bool whole_groups(const Config *c, Error *err) {
 static bool finish_batch(Config *c, Error *err) {
     int64_t unit = (int64_t)c->micro_batch_size * c->dp_size;
     if (batch_unit(c) > 1 << 30) {
-        return error_set(err, EXIT_USAGE,
-                         "--micro-batch-size %d x %d ranks is more than 2^30 sequences; lower it",
-                         c->micro_batch_size, c->dp_size);
+        return error_set(
+            err, EXIT_USAGE,
+            "--micro-batch-size %d x %d ranks is more than 2^30 sequences; lower --micro-batch-size",
+            c->micro_batch_size, c->dp_size);
     }
     if (!c->global_batch_size) c->global_batch_size = (int)batch_unit(c);
     if (c->global_batch_size % unit) {
@@ -109,7 +110,7 @@ static bool finish_rampup(Config *c, Error *err) {
     if (samples > c->train_samples) {
         return error_set(
             err, EXIT_USAGE,
-            "--rampup-batch-size lasts %lld samples, longer than --train-samples %lld; shorten it",
+            "--rampup-batch-size lasts %lld samples, longer than --train-samples %lld; shorten the ramp-up",
             (long long)samples, (long long)c->train_samples);
     }
     c->rampup_start = start;

@@ -139,11 +139,10 @@ static int64_t whole_samples(double x) { return x < 0x1p62 ? (int64_t)ceil(x) : 
 // again, draw.
 static bool build_weighted(BlendedDataset *d, const DataSource *source, const SplitRequest *r, Error *err) {
     if (r->samples == ONE_EPOCH) {
-        return error_set(
-            err, EXIT_USAGE,
-            "a weighted blend has no well-defined single pass over its %s split; pass the prefixes "
-            "without weights, or drop --full-validation",
-            split_name(r->split));
+        return error_set(err, EXIT_USAGE,
+                         "a weighted blend cannot read its %s split exactly once; pass the prefixes without "
+                         "weights, or drop --full-validation",
+                         split_name(r->split));
     }
     memcpy(d->weights, source->weights, (size_t)d->shards * sizeof(double));
     normalize(d->weights, d->shards);

@@ -139,8 +139,8 @@ size_t piece_end_pcre2(const PieceSplitter *splitter, const char *text, size_t b
     }
     if (found < 0) {
         fatal(NULL, EXIT_ENVIRONMENT,
-              "PCRE2 failed with error %d during pre-tokenization; the pattern takes too many steps "
-              "for this text, or PCRE2 was built with a low match limit",
+              "PCRE2 failed with error %d during pre-tokenization; the pattern takes too many steps for this "
+              "text; split the text, or use a PCRE2 with a higher match limit",
               found);
     }
     const PCRE2_SIZE *bounds = pcre2_get_ovector_pointer(splitter->match);

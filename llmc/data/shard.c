@@ -68,14 +68,14 @@ static bool map_file(const char *prefix, const char *suffix, const uint8_t **dat
                      Error *err) {
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s%s", prefix, suffix) >= (int)sizeof path) {
-        return error_set(err, EXIT_DATA, "%.200s...: path too long; use a shorter one", prefix);
+        return error_set(err, EXIT_DATA, "the path %.200s... is too long; use a shorter one", prefix);
     }
     *data = NULL;
     *bytes = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
         return error_set(err, EXIT_DATA,
-                         "%s: cannot open: %s; pass the shard's prefix, without .bin or .idx "
+                         "cannot open %s: %s; pass the shard's prefix, without .bin or .idx "
                          "(preprocess_data --output-prefix P makes P_text_document)",
                          path, strerror(errno));
     }
@@ -87,10 +87,10 @@ static bool map_file(const char *prefix, const char *suffix, const uint8_t **dat
     close(fd);
     if (!regular) {
         return error_set(err, EXIT_DATA,
-                         "%s: not a regular file; pass the shard's prefix, without .bin or .idx", path);
+                         "%s is not a regular file; pass the shard's prefix, without .bin or .idx", path);
     }
     if (map == MAP_FAILED) {
-        return error_set(err, EXIT_DATA, "%s: cannot map: %s; check the file system", path, strerror(cause));
+        return error_set(err, EXIT_DATA, "cannot map %s: %s; check the file system", path, strerror(cause));
     }
     *data = (const uint8_t *)map;
     *bytes = (size_t)status.st_size;

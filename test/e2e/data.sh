@@ -303,7 +303,7 @@ full_validation() { # reads the same samples each time, so constant weights give
 check "--full-validation" full_validation
 check "--full-validation of less than a batch" refused 5 "fewer than a global batch of 8" 2 \
     --data-path "$work/tiny_text_document" --split 90,10,0 --full-validation
-check "--full-validation of a weighted blend" refused 2 "a weighted blend has no well-defined single pass" 2 \
+check "--full-validation of a weighted blend" refused 2 "a weighted blend cannot read its validation split exactly once" 2 \
     --data-path 1 "$data" 2 "$work/other_text_document" --full-validation
 wsd() {
     logged wsd 2 --lr-decay-style WSD --lr-wsd-decay-iters 6 --lr-wsd-decay-style linear --min-lr 0 ||

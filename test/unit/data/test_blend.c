@@ -146,7 +146,7 @@ static void invalid_blends(void **state) {
            "add weights to the list");
     write_blend(&pairs, good, weights);
     refuse(pairs.words, 4, &(SplitRequest){SPLIT_VALID, NULL, ONE_EPOCH, 8, 1, 0}, EXIT_USAGE,
-           "a weighted blend has no well-defined single pass over its validation split");
+           "a weighted blend cannot read its validation split exactly once");
     cJSON_Delete(shards);
     cJSON_Delete(good);
     cJSON_Delete(weights);
