@@ -95,7 +95,7 @@ stuck_of_eight() {
     SDP4BIT_FAULT=stall:6:3:6 train 8 --gpus-per-node 8 --global-batch-size 16 \
         --distributed-timeout-minutes 0.1 --train-iters 6
     error_names 7 "rank 6 " $? &&
-        says "; collectives issued: rank 6: [0-9]+ \(last: [^;]*; rank [0-7] [^;]*; rank [0-7] [^;]*; rank [0-7] [^;]*; 4 others: [0-9]+( to [0-9]+)? \("
+        says "; collectives issued: rank 6: [0-9]+ \(last: [^;]*; rank [0-7]: [^;]*; rank [0-7]: [^;]*; rank [0-7]: [^;]*; 4 others: [0-9]+( to [0-9]+)? \("
 }
 check "one of eight ranks is stuck: the line has its progress" stuck_of_eight
 slowest() {
