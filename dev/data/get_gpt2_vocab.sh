@@ -11,10 +11,10 @@ set -euo pipefail
 [ $# -le 1 ] || die 2 "expected at most one directory; see dev/data/get_gpt2_vocab.sh --help"
 case ${1:-} in -*) die 2 "unknown flag $1; see dev/data/get_gpt2_vocab.sh --help" ;; esac
 folder=${1:-$PWD/data/gpt2}
-cd "$caller" # relative paths are the caller's
+cd "$caller" # relative paths start at the caller's folder
 
-# fetch FILE SHA256 URL...: tries the URLs in turn. Keeps an existing file with the right
-# checksum.
+# fetch FILE SHA256 URL...: downloads FILE from the first URL that works. Keeps an existing file
+# with the right checksum.
 fetch() {
     local file=$folder/$1 sum=$2 address
     shift 2

@@ -1,32 +1,32 @@
 #!/usr/bin/env bash
-# Makes a large corpus from a Debian or Ubuntu mirror: the Linux kernel's source, code
-# and documentation, as Megatron shards with one document per text file. Linux 6.1: 78 k documents,
-# 946 MB of text, 458 M GPT-2 tokens.
+# Creates a large corpus from a Debian or Ubuntu mirror: the source code and documentation of the
+# Linux kernel, as Megatron-LM shards with one document per text file. Linux 6.1 has 946 MB of text
+# (458 M GPT-2 tokens).
 #
 #   dev/data/linux_source.sh [--output-prefix PATH] [--max-mb N] [--vocab FOLDER] [--workers N]
 #                            [--tokenizer-type TYPE] [--work FOLDER] [--deb FILE]
 #
 #   --output-prefix   the shard is PATH_text_document.bin and .idx (default data/linux)
-#   --max-mb          use the first N MB of text only
-#   --vocab           folder of vocab.json and merges.txt (default data/gpt2)
-#   --tokenizer-type  GPT2BPETokenizer or Byte (default: the first if the vocabulary is there,
+#   --max-mb          use only the first N MB of text
+#   --vocab           folder with vocab.json and merges.txt (default data/gpt2)
+#   --tokenizer-type  GPT2BPETokenizer or Byte (default: GPT2BPETokenizer if the vocabulary exists,
 #                     otherwise Byte)
-#   --workers         threads (default: one per CPU)
-#   --work            directory for the package and its contents (default data/linux_source), 1.7
-#                     GB
+#   --workers         number of threads (default: one per CPU)
+#   --work            directory for the package and its contents, which take 1.7 GB (default
+#                     data/linux_source)
 #   --deb             use a local linux-source-*.deb, for machines without a mirror
 #
-# Documents are sorted by MD5 sum, and duplicate files are dropped, so that the order is the
-# same on every machine and well mixed: the validation split (--split) resembles the rest,
-# and --max-mb takes a random sample. Files above 1 MiB (tables of register names) and binaries are
-# skipped. BUILD is the directory of preprocess_data (default build).
+# Duplicate files are dropped, and documents are sorted by MD5 sum. The order is therefore the same
+# on every machine and as good as random: the validation split (--split) resembles the training
+# split, and --max-mb takes a random sample. Binary files and files above 1 MiB, mostly tables of
+# register names, are skipped. BUILD is the directory of preprocess_data (default build).
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD build=${BUILD:-}
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 help_if_asked dev/data/linux_source.sh "$@"
 set -euo pipefail
 root=$PWD build=${build:-$PWD/build}
-cd "$caller" # relative paths are the caller's
+cd "$caller" # relative paths start at the caller's folder
 output=$root/data/linux max_mb=0 vocab=$root/data/gpt2 type="" workers="" deb=""
 work=$root/data/linux_source
 
@@ -60,12 +60,12 @@ for tool in dpkg-deb tar xz md5sum; do
 done
 mkdir -p "$work" "$(dirname "$output")"
 
-# The newest linux-source-VERSION package, which the package linux-source depends on.
+# Prints the name of the newest linux-source-VERSION package, on which linux-source depends.
 package_name() {
     apt-cache depends linux-source 2>/dev/null | awk '/Depends: linux-source-/ { print $2; exit }'
 }
 
-# Sets $deb to the name of the .deb.
+# Downloads the package and sets $deb to its file.
 download() {
     have_command apt-get ||
         die 3 "apt-get is missing; download a linux-source-*.deb elsewhere and pass it with --deb"
@@ -83,7 +83,7 @@ download() {
     have=$(newest)
     if [ -z "$have" ]; then
         echo "downloading $package"
-        # In a separate directory, so that a broken download is never mistaken for the package.
+        # Download to a separate directory, so that a later call does not use an incomplete package.
         rm -rf "$work/download"
         mkdir "$work/download"
         (cd "$work/download" && apt-get -q -o APT::Sandbox::User=root download "$package") ||
@@ -95,8 +95,8 @@ download() {
     deb=$have
 }
 
-# The package contains a compressed tar file. A pipe unpacks both, so that only the source uses disk
-# space.
+# Unpacks the source. The package contains a compressed tar file, which is unpacked through a pipe
+# to save disk space.
 unpack() {
     local name decompress
     name=$(dpkg-deb --fsys-tarfile "$deb" | tar -tv |
@@ -117,8 +117,8 @@ unpack() {
     basename "$deb" >"$work/source.of"
 }
 
-# Lists non-empty text files up to 1 MiB, without duplicates, sorted by MD5. A file is binary if it
-# contains a NUL byte.
+# Lists non-empty text files up to 1 MiB without duplicates, sorted by MD5 sum. A file with a NUL
+# byte counts as binary.
 list_documents() {
     (cd "$work/source" && find . -type f -size -2049 -print0 | LC_ALL=C xargs -0 grep -lI -Z '' |
         xargs -0 md5sum) | LC_ALL=C sort |

@@ -1,5 +1,5 @@
-// merge_datasets: concatenates Megatron token shards, as Megatron-LM's tools/merge_datasets.py
-// does. Used after preprocessing a corpus in parts, for example on several machines.
+// merge_datasets: concatenates token shards, like Megatron-LM's tools/merge_datasets.py. Used after
+// preprocessing a corpus in parts, for example on several machines.
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -53,7 +53,7 @@ static void free_prefixes(Prefixes *list) {
 
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-// Adds every NAME.idx of the directory.
+// Adds the shard of every .idx file in the directory.
 static bool add_folder(Prefixes *list, const char *folder, Error *err) {
     DIR *dir = opendir(folder);
     if (!dir) {
@@ -96,8 +96,8 @@ static bool stat_index(const char *prefix, struct stat *status) {
     return exists;
 }
 
-// Otherwise the output would overwrite one of its inputs, or a second run on the same directory
-// would include the result of the first.
+// Refuses an output that is also an input: it would overwrite the input, or a second run on the
+// same directory would include the result of the first one.
 static bool refuse_output_among_inputs(const Prefixes *list, const char *output, Error *err) {
     struct stat out, in;
     if (!stat_index(output, &out)) return true;

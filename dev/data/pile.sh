@@ -1,33 +1,31 @@
 #!/usr/bin/env bash
-# The Pile, deduplicated (EleutherAI/the_pile_deduplicated on Hugging Face), as one Megatron shard:
-# the corpus of the SDP4Bit paper. Needs the internet and python3 with the packages huggingface_hub
-# and pyarrow.
+# Creates the corpus of the SDP4Bit paper: the deduplicated Pile (EleutherAI/the_pile_deduplicated
+# on Hugging Face), as one Megatron-LM shard. Needs internet access and python3 with the packages
+# huggingface_hub and pyarrow.
 #
 #   dev/data/pile.sh [--output-prefix PATH] [--max-files N] [--vocab FOLDER] [--workers N]
 #                    [--work FOLDER] [--local FOLDER] [--files-per-part N]
 #
 #   --output-prefix   the shard is PATH.bin and PATH.idx (default data/pile_text_document)
-#   --max-files       take only the first N of the data set's 1650 files (each about 270 MB, 125 M
-#                     tokens)
-#   --vocab           directory of vocab.json and merges.txt (default data/gpt2; downloaded if
-#                     missing)
-#   --workers         threads (default: one per CPU)
+#   --max-files       use only the first N of the data set's 1650 files (about 125 M tokens each)
+#   --vocab           directory with vocab.json and merges.txt, which are downloaded if missing
+#                     (default data/gpt2)
+#   --workers         number of threads (default: one per CPU)
 #   --work            directory for the parts (default data/pile)
-#   --local           directory of local .parquet files, instead of the download
+#   --local           directory with .parquet files to use instead of a download
 #   --files-per-part  files per part (default 25)
 #
-# Files are downloaded one at a time, streamed into preprocess_data and deleted, so that the disk
-# holds at most one. Finished parts are kept, so that the same command continues after
-# an interruption. At the end the parts are merged, which needs twice their size (2 x 415 GB
-# for the entire Pile). The parts can then be deleted. BUILD is the directory of the programs,
-# PYTHON the interpreter.
+# Files are downloaded one at a time, streamed into preprocess_data and deleted. Finished parts are
+# kept; after an interruption, the same command continues with the next part. At the end the parts
+# are merged, which needs disk space for twice their size (2 x 415 GB for the entire Pile). Then the
+# parts can be deleted. BUILD is the directory of the programs, PYTHON the interpreter.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD build=${BUILD:-}
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 help_if_asked dev/data/pile.sh "$@"
 set -euo pipefail
 root=$PWD build=${build:-$PWD/build}
-cd "$caller" # relative paths are the caller's
+cd "$caller" # relative paths start at the caller's folder
 python=${PYTHON:-python3}
 output=$root/data/pile_text_document max_files=0 vocab=$root/data/gpt2 workers="" work=$root/data/pile
 local_folder="" per_part=25
@@ -61,7 +59,8 @@ if [ ! -f "$vocab/vocab.json" ] || [ ! -f "$vocab/merges.txt" ]; then
 fi
 mkdir -p "$work/parts" "$(dirname "$output")"
 
-# list: prints the data set's file names in order. text NAME...: prints documents as JSON lines.
+# pile.py list: prints the data set's file names in order.
+# pile.py text ... NAME...: prints the documents of these files as JSON lines.
 cat >"$work/pile.py" <<'END'
 import json, os, sys
 import pyarrow.parquet
@@ -97,8 +96,8 @@ mapfile -t files <"$work/files"
 parts=()
 for ((first = 0; first < ${#files[@]}; first += per_part)); do
     names=("${files[@]:first:per_part}")
-    # The name encodes the contents, so that another --max-files or --files-per-part never reuses a
-    # wrong part.
+    # The name contains the range of files, so that a call with another --max-files or
+    # --files-per-part does not reuse a wrong part.
     part=$(printf 'part_%05d_%05d' "$first" $((first + ${#names[@]} - 1)))
     parts+=("$work/parts/$part")
     if [ -f "$work/parts/$part.idx" ]; then
@@ -106,8 +105,8 @@ for ((first = 0; first < ${#files[@]}; first += per_part)); do
         continue
     fi
     echo "$part: ${#names[@]} files"
-    # Uses another name until the pipe has succeeded: after a broken download,
-    # preprocess_data only sees its input end early.
+    # Write to another name until the pipe has succeeded, because preprocess_data cannot distinguish
+    # a broken download from the end of its input.
     "$python" "$work/pile.py" text "$work" "$local_folder" "${names[@]}" |
         "$build/preprocess_data" --input - --vocab-file "$vocab/vocab.json" --merge-file "$vocab/merges.txt" \
             --append-eod ${workers:+--workers "$workers"} --log-interval 100000 \

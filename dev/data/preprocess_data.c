@@ -1,9 +1,9 @@
-// preprocess_data: converts text to Megatron token shards, as Megatron-LM's
-// tools/preprocess_data.py does. Reads JSON lines or plain text files and writes
-// <output-prefix>_<key>_document.bin and .idx for the trainer's --data-path.
+// preprocess_data: converts text to token shards, like Megatron-LM's tools/preprocess_data.py.
+// Reads JSON lines or plain text files and writes <output-prefix>_<key>_document.bin and .idx for
+// the trainer's --data-path.
 //
-// One reader thread splits the input into blocks of about 1 MB, --workers threads tokenize them,
-// and the main thread writes them in input order, so the output does not depend on the number of
+// A reader thread splits the input into blocks of about 1 MB, --workers threads tokenize them, and
+// the main thread writes them in input order, so the output does not depend on the number of
 // workers. Memory is constant, except for 12 bytes per document for the index.
 #include <inttypes.h>
 #include <pthread.h>
@@ -136,26 +136,26 @@ static void print_version(void) {
 typedef struct Block {
     CorpusBlock input;
     TokenBuffer tokens;
-    int64_t *lengths;  // (documents) number of ids, 0 for an empty document
+    int64_t *lengths;  // (documents) number of ids; 0 for an empty document
     int64_t documents, capacity;
     int64_t lines;     // JSON lines: number of lines
-    int64_t replaced;  // invalid UTF-8 sequences and lone surrogates
-    int64_t bad_line;  // 1-based line in the block, 0: none
+    int64_t replaced;  // number of invalid UTF-8 sequences and lone surrogates
+    int64_t bad_line;  // 1-based index of an invalid line in the block; 0: none
     char why[256];
 } Block;
 
 typedef struct Job {
     const char *key;
-    int eod;      // appended to every document, -1: none
+    int eod;      // id to append to every document; -1: none
     bool around;  // add the tokenizer's prefix and suffix to every document
     const Tokenizer *tokenizer;
     Corpus *corpus;
     Pipeline *pipeline;
     Block *blocks;
     int block_count;
-    const char *prefix;  // of the output, while it is locked
+    const char *prefix;  // output prefix, while it is locked
     int lock;
-    Error read_error;  // code 0: none; written by the reader, read by the writer after joining it
+    Error read_error;  // error of the reader, which the writer reads after joining it; code 0: none
 } Job;
 
 static void add_document(const Job *job, Block *block, Encoder *encoder, const char *text, size_t bytes) {
@@ -256,8 +256,8 @@ static pthread_t start_thread(void *(*body)(void *), Job *job) {
     return thread;
 }
 
-// Termination signals are blocked and polled by the writer, which removes the temporary files
-// before exiting.
+// Returns the termination signals. They are blocked; the writer polls for them and removes the
+// temporary files before exiting.
 static void ending_signals(sigset_t *set) {
     sigemptyset(set);
     sigaddset(set, SIGINT);
@@ -287,8 +287,8 @@ static double seconds_since(struct timespec start) {
     return (double)(now.tv_sec - start.tv_sec) + 1e-9 * (double)(now.tv_nsec - start.tv_nsec);
 }
 
-// Prints Megatron's progress line, plus the remaining time if the input size is known. MB = 10^6
-// bytes of input.
+// Prints Megatron-LM's progress line, plus the remaining time if the input size is known. MB are
+// 10^6 bytes of input.
 static void print_progress(const Totals *t) {
     double seconds = seconds_since(t->start), rate = (double)t->bytes / seconds;
     char eta[48] = "";
@@ -352,20 +352,19 @@ static void print_totals(const Totals *t, const char *prefix, int dtype) {
 
 // ---- the job ----
 
-// Exits on failure while threads are running. Does not join them, because the reader may block on a
-// silent pipe.
+// Exits after an error without joining the threads, because the reader may be blocked on a pipe.
 static _Noreturn void give_up(const Job *job, ShardWriter *writer, const Error *err) {
     shard_writer_discard(writer);
     prefix_unlock(job->prefix, job->lock);
     error_print(NULL, err->what);
     sigset_t ending;
     ending_signals(&ending);
-    // a pending signal terminates the program here, so that its exit status is right
+    // A pending signal terminates the program here, which gives the right exit status.
     pthread_sigmask(SIG_UNBLOCK, &ending, NULL);
     exit(err->code);
 }
 
-// Runs reader and workers around write_blocks, and joins them.
+// Starts the reader and the workers, runs write_blocks, and joins the threads.
 static void run_threads(Job *job, int workers, ShardWriter *writer, Totals *totals) {
     Error err;
     job->block_count = 2 * workers + 2;
@@ -388,12 +387,13 @@ static void run_threads(Job *job, int workers, ShardWriter *writer, Totals *tota
     pipeline_free(job->pipeline);
 }
 
-// <output-prefix>_<key>_document
+// Returns <output-prefix>_<key>_document.
 static char *output_name(const Settings *s, const char *key) {
     return text_format("%s_%s_document", s->output_prefix, key);
 }
 
-// Refuses an empty input: the program that feeds a pipe may have failed. Frees the writer.
+// Refuses an empty input, because the program that writes to the pipe may have failed. Frees the
+// writer.
 static bool no_document(ShardWriter *writer, Error *err) {
     shard_writer_discard(writer);
     return error_set(err, EXIT_DATA, "the input has no documents; nothing was written");
@@ -406,7 +406,7 @@ static bool write_shard(const Settings *s, Job *job, Error *err) {
     clock_gettime(CLOCK_MONOTONIC, &totals.start);
     sigset_t ending;
     ending_signals(&ending);
-    // Temporary files exist from here on. The threads inherit the signal mask.
+    // Block signals before temporary files exist. The threads inherit the signal mask.
     pthread_sigmask(SIG_BLOCK, &ending, NULL);
     job->prefix = prefix;
     ShardWriter *writer = prefix_lock(prefix, &job->lock, err) ? shard_writer_open(prefix, dtype, err) : NULL;

@@ -1,32 +1,32 @@
 #!/usr/bin/env bash
-# Makes a corpus of English prose from a Debian or Ubuntu mirror: handbooks, manuals,
-# dictionaries and books from packages, as Megatron shards. Debian 12: 135 MB of text, 34 M GPT-2
-# tokens.
+# Creates a corpus of English prose from packages of a Debian or Ubuntu mirror: handbooks, manuals,
+# dictionaries and books, as Megatron-LM shards. Debian 12 gives 135 MB of text (34 M GPT-2 tokens).
 #
 #   dev/data/prose.sh [--output-prefix PATH] [--vocab FOLDER] [--workers N] [--tokenizer-type TYPE]
 #                     [--work FOLDER] [--packages "NAME ..."]
 #
 #   --output-prefix   the shard is PATH_text_document.bin and .idx (default data/prose)
-#   --vocab           folder of vocab.json and merges.txt (default data/gpt2)
-#   --tokenizer-type  GPT2BPETokenizer or Byte (default: the first if the vocabulary is there,
+#   --vocab           folder with vocab.json and merges.txt (default data/gpt2)
+#   --tokenizer-type  GPT2BPETokenizer or Byte (default: GPT2BPETokenizer if the vocabulary exists,
 #                     otherwise Byte)
-#   --workers         threads (default: one per CPU)
-#   --work            directory for packages and their contents (default data/prose_packages), 2 GB
-#   --packages        replaces the list below
+#   --workers         number of threads (default: one per CPU)
+#   --work            directory for packages and their contents, which take 2 GB (default
+#                     data/prose_packages)
+#   --packages        replaces the list of packages below
 #
-# dev/data/prose_filter.py extracts the sentences and drops duplicate paragraphs. It prints a line
-# for each package that the mirror lacks and skips it. BUILD is the directory of preprocess_data
-# (default build).
+# dev/data/prose_filter.py extracts the sentences and drops duplicate paragraphs. Packages that the
+# mirror lacks are skipped with a message. BUILD is the directory of preprocess_data (default
+# build).
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD build=${BUILD:-}
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 help_if_asked dev/data/prose.sh "$@"
 set -euo pipefail
 root=$PWD build=${build:-$PWD/build}
-cd "$caller" # relative paths are the caller's
+cd "$caller" # relative paths start at the caller's folder
 output=$root/data/prose vocab=$root/data/gpt2 type="" workers="" work=$root/data/prose_packages
 
-# Books and handbooks; dictionaries; manuals.
+# Books and handbooks, then dictionaries, then manuals.
 packages="anarchism debian-handbook debian-history debian-reference-en developers-reference
 abs-guide harden-doc installation-guide-amd64 maint-guide debian-policy debian-faq aptitude-doc-en
 fortunes dict-gcide dict-wn dict-foldoc dict-jargon dict-devil
@@ -63,10 +63,10 @@ for tool in dpkg-deb python3; do
 done
 mkdir -p "$work/debs" "$work/unpacked" "$(dirname "$output")"
 
-# newest PACKAGE: prints its newest local .deb, or nothing.
+# newest PACKAGE: prints the newest downloaded .deb of the package, or nothing.
 newest() { find "$work/debs/" -maxdepth 1 -name "${1}_*.deb" | LC_ALL=C sort | tail -n 1; }
 
-# In a separate directory, so that a broken download is never mistaken for the package.
+# Downloads to a separate directory, so that a later call does not use an incomplete package.
 download() { # PACKAGE
     have_command apt-get || return 1
     rm -rf "$work/download"

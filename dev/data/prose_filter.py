@@ -4,11 +4,11 @@ prose.sh.
 
     prose_filter.py FOLDER >corpus.jsonl
 
-Reads HTML, plain text, Perl's POD and dictionaries of dictd (.dict.dz), including gzip-compressed files.
-Keeps paragraphs of English sentences and drops duplicates across the whole corpus, such as licenses
-and navigation. Splits files into documents of about 16 kB and skips files with less than a few
-sentences. Sorts the documents by hash, so that all parts of the corpus have the same mix.
-Reports the size of each package on stderr. FOLDER has one subdirectory per package.
+FOLDER has one subdirectory per package. Reads HTML, plain text, Perl's POD and dictionaries of dictd
+(.dict.dz), including gzip-compressed files. Keeps paragraphs of English sentences and drops duplicates
+across the whole corpus, such as licenses and navigation. Skips files with only a few sentences and
+splits the others into documents of about 16 kB. Sorts the documents by hash, so that all parts of the
+corpus have the same mix. Reports the size of each package on stderr.
 """
 import gzip
 import hashlib
@@ -22,7 +22,7 @@ import sys
 DOCUMENT = 16000  # characters
 LEAST_OF_FILE = 400
 FEWEST_WORDS = 8
-# The most frequent English words, which are rare in other languages, code and tables.
+# The most frequent English words. They are rare in other languages, code and tables.
 FREQUENT = frozenset("""
 the of and to a in is that it for as with be on or are by this an from not have you which if can at
 was but has will all when one they use he his we may i""".split())
@@ -62,7 +62,7 @@ class Page(html.parser.HTMLParser):
         self.parts.append(" ")
 
     def handle_endtag(self, tag):
-        if tag in self.skipping:  # pages that forget to close a tag inside
+        if tag in self.skipping:  # also ends inner elements whose end tag is missing
             while self.skipping.pop() != tag:
                 pass
         if tag not in self.INLINE:
@@ -105,7 +105,9 @@ def is_prose(paragraph):
 
 
 def wanted(path):
-    """Returns the reader of a file type, or None to skip the file. _sources has the sources of HTML pages."""
+    """Returns the reader of a file type, or None to skip the file.
+
+    Skips _sources, which has the sources of HTML pages."""
     if "/_sources/" in path:
         return None
     name = path[:-3] if path.endswith(".gz") else path
@@ -120,7 +122,7 @@ def wanted(path):
 
 
 def other_language(path):
-    """Returns true for a directory named after a language other than English."""
+    """Returns true if a directory in the path is named after a language other than English."""
     names = path.split("/")[:-1]
     return any(re.fullmatch(r"[a-z]{2}([-_][A-Z]{2}|[-_]Han[st])?|[a-z]{2}-[a-z]{2}", n) and not
                n.startswith("en") for n in names[names.index("share") + 1 if "share" in names else 0:]
@@ -138,7 +140,7 @@ def read(path):
 
 
 def prose_of(file):
-    """Returns the paragraphs of prose in the file (folder, path)."""
+    """Returns the paragraphs of prose in a file."""
     how = wanted(os.path.relpath(file[1], file[0]))
     return [p for p in how(read(file[1])) if is_prose(p)] if how else []
 
@@ -172,7 +174,7 @@ def documents_of(paragraphs):
 
 
 def files_of(folder):
-    """Lists files in a deterministic order, without links."""
+    """Lists files, except links, in a deterministic order."""
     for parent, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):

@@ -1,4 +1,4 @@
-// Reads a corpus in blocks. See corpus.h.
+// Reads a corpus in blocks: see corpus.h.
 #include "dev/lib/corpus.h"
 
 #include <errno.h>
@@ -16,13 +16,13 @@ enum { BLOCK_BYTES = 1 << 20, BLOCK_FILES = 4096 };
 struct Corpus {
     const char **paths;
     int path_count, path_capacity;
-    char *list_text;  // text of list_file; paths point into it
+    char *list_text;  // contents of list_file, which the paths point into
     bool plain_text;
     int64_t bytes;  // -1: unknown
     int next_path;
-    int fd;         // JSON lines: current file, -1: none
-    bool at_start;  // nothing has been returned from it yet
-    char *rest;     // JSON lines: incomplete line at the end of the last block
+    int fd;         // JSON lines: current file, or -1
+    bool at_start;  // no block of the current file has been returned yet
+    char *rest;     // JSON lines: incomplete line at the end of the latest block
     size_t rest_bytes, rest_capacity;
 };
 
@@ -148,13 +148,14 @@ static bool read_up_to(int fd, CorpusBlock *block, size_t capacity, bool *ended,
     return true;
 }
 
-// Refuses formats that would otherwise be reported as invalid JSON, or tokenized as garbage.
+// Refuses compressed and binary formats, which would otherwise be reported as invalid JSON or be
+// tokenized as plain text.
 static bool refuse_foreign(const char *text, size_t bytes, const char *path, Error *err) {
     static const struct {
         const char *magic;
         size_t length;
         const char *name;
-        const char *tool;  // program that unpacks it; NULL: pandas' read_feather
+        const char *tool;  // program that unpacks the format; NULL: pandas' read_feather
     } kinds[] = {{"\x1f\x8b", 2, "compressed with gzip", "zcat"},
                  {"\x28\xb5\x2f\xfd", 4, "compressed with zstd", "zstdcat"},
                  {"\xfd"
@@ -188,8 +189,8 @@ static void keep_rest(Corpus *corpus, const char *text, size_t bytes) {
     corpus->rest_bytes = bytes;
 }
 
-// Starts with the rest of the last block and reads until the block has at least one complete line
-// or the input ends.
+// Fills a block: starts with the rest of the previous block and reads until there is at least one
+// complete line, or until the input ends.
 static bool read_lines(Corpus *corpus, CorpusBlock *block, bool *ended, Error *err) {
     reserve(block, corpus->rest_bytes);
     if (corpus->rest_bytes) memcpy(block->text, corpus->rest, corpus->rest_bytes);
@@ -257,7 +258,8 @@ static bool read_file(CorpusBlock *block, const char *path, Error *err) {
     CorpusFile *file = add_file(block, path);
     bool ended = false, good = true;
     struct stat status;
-    // reading one byte more than the file size detects its end without growing the block
+    // Reading one byte more than the file size detects the end of the file without growing the
+    // block.
     size_t expected = fstat(fd, &status) == 0 && status.st_size > 0 ? (size_t)status.st_size : 0;
     for (size_t more = expected + 1; good && !ended; more *= 2) {
         if (block->bytes - file->offset > ENCODER_MAX_BYTES) {

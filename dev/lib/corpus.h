@@ -1,5 +1,5 @@
-// Reads a text corpus (JSON lines or plain text files) in order, in blocks of whole lines or whole
-// files, using constant memory. Called by the reader thread of preprocess_data.
+// Reads a text corpus (JSON lines or plain text files) in order, in blocks of complete lines or
+// files. Needs constant memory. Called by the reader thread of preprocess_data.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -12,8 +12,8 @@ typedef struct CorpusFile {
     size_t offset, bytes;
 } CorpusFile;
 
-// About 1 MB of text: lines from one file, or several plain text files. Grows only for a larger
-// line or file. Reused for every block.
+// About 1 MB of text: lines of one file, or several plain text files. A longer line or file makes
+// the buffer grow. The caller reuses the object for all blocks.
 typedef struct CorpusBlock {
     char *text;
     size_t bytes, capacity;
@@ -23,16 +23,16 @@ typedef struct CorpusBlock {
     int file_count, file_capacity;
 } CorpusBlock;
 
-// Opens a corpus made of `paths` and the paths listed in list_file (may be NULL). "-" is standard
-// input, for JSON lines only. Checks that every file exists, so that a missing one is reported
-// before any work starts. Does not copy the strings in paths. Errors: EXIT_DATA with the path.
+// Opens a corpus of the files `paths` and those listed in list_file (may be NULL). "-" is standard
+// input, for JSON lines only. Checks that all files exist, so that a missing file is reported
+// before any work starts. Does not copy the strings in paths. Error: EXIT_DATA.
 Corpus *corpus_open(const char *const *paths, int count, const char *list_file, bool plain_text, Error *err);
 void corpus_close(Corpus *corpus);
-// Total bytes of all inputs; -1 if the size of one is unknown (a pipe).
+// Returns the total size of all inputs in bytes; -1 if one is a pipe, whose size is unknown.
 int64_t corpus_bytes(const Corpus *corpus);
 
-// Reads the next block. Returns false at the end (err->code == 0) or on an error: EXIT_DATA with
-// the file name, for instance if the file is compressed or has another format.
+// Reads the next block. Returns false at the end of the corpus (err->code is 0) or on an error
+// (EXIT_DATA), for example if a file is compressed.
 bool corpus_next(Corpus *corpus, CorpusBlock *block, Error *err);
 void corpus_block_free(CorpusBlock *block);
 

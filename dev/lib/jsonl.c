@@ -1,4 +1,4 @@
-// Extracts one string from a line of JSON. See jsonl.h. A recursive-descent parser that skips all
+// Extracts one string from a line of JSON: see jsonl.h. A recursive-descent parser that skips all
 // other values.
 #include "dev/lib/jsonl.h"
 
@@ -15,7 +15,7 @@ typedef struct Cursor {
     int nesting;
 } Cursor;
 
-// A string as written in the line, without its quotes.
+// A string as it appears in the line, without quotes.
 typedef struct RawString {
     const char *begin;
     size_t bytes;
@@ -31,7 +31,7 @@ static void skip_space(Cursor *c) {
     while (c->at < c->end && (*c->at == ' ' || *c->at == '\t' || *c->at == '\n' || *c->at == '\r')) c->at++;
 }
 
-// Skips white space and the given character.
+// Skips white space and then the given character. Fails with `why` if another one follows.
 static bool expect(Cursor *c, char character, const char *why) {
     skip_space(c);
     if (c->at == c->end || *c->at != character) return invalid(c, why);
@@ -111,7 +111,7 @@ static bool is_high_surrogate(int32_t unit) { return unit >= 0xD800 && unit < 0x
 static bool is_low_surrogate(int32_t unit) { return unit >= 0xDC00 && unit < 0xE000; }
 
 // Decodes the \u escape whose 'u' is at `at`, including the second half of a surrogate pair.
-// Returns the position after it.
+// Returns the position after the escape.
 static const char *unescape_unicode(const char *at, const char *end, char **out, int64_t *replaced) {
     int32_t unit = hex4(++at, end), low;
     uint32_t code_point = (uint32_t)unit;
@@ -129,8 +129,8 @@ static const char *unescape_unicode(const char *at, const char *end, char **out,
     return at;
 }
 
-// Unescapes a validated string into json->buffer. Returns the length, which never exceeds the raw
-// one.
+// Unescapes a validated string into json->buffer. Returns the length, which is at most the raw
+// length.
 static size_t unescape(JsonText *json, RawString string, int64_t *replaced) {
     if (json->capacity < string.bytes) {
         json->capacity = string.bytes + string.bytes / 2;
@@ -181,7 +181,8 @@ static bool skip_number(Cursor *c) {
     return true;
 }
 
-// Skips a literal name. Python's json also accepts and writes the last three.
+// Skips a literal name. The last three are not JSON, but Python's json module reads and writes
+// them.
 static bool skip_name(Cursor *c) {
     static const char *const names[] = {"true", "false", "null", "NaN", "Infinity", "-Infinity"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -229,7 +230,7 @@ static bool is_key(JsonText *json, RawString raw, const char *key) {
     return unescape(json, raw, &ignored) == length && !memcmp(json->buffer, key, length);
 }
 
-// Parses the whole object. *result is the outcome for the key; *value its string.
+// Parses the whole object. *result: whether the key was found. *value: its string.
 static bool read_object(JsonText *json, Cursor *c, const char *key, RawString *value, JsonlResult *result) {
     *result = JSONL_NO_KEY;
     if (!expect(c, '{', "expected a JSON object")) return false;

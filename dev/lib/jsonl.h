@@ -1,6 +1,5 @@
 // Extracts one string from a line of JSON. Called by the workers of preprocess_data for every
-// document. It does not use cJSON, because texts may contain U+0000, lone surrogates must be
-// counted, and no tree is needed for the other fields.
+// document. Unlike cJSON, it supports U+0000 in texts, counts lone surrogates and builds no tree.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -20,16 +19,16 @@ typedef enum JsonlResult {
 
 // Result of jsonl_find.
 typedef struct JsonlText {
-    const char *text;  // JSONL_FOUND: UTF-8, points into the line or json->buffer, valid until the
+    const char *text;  // JSONL_FOUND: UTF-8 text in the line or in json->buffer, valid until the
                        // next call
     size_t bytes;
-    int64_t replaced;  // lone surrogate \u escapes replaced by U+FFFD
-    size_t column;     // JSONL_INVALID: 1-based byte at which parsing failed
+    int64_t replaced;  // number of lone surrogate \u escapes that were replaced by U+FFFD
+    size_t column;     // JSONL_INVALID: 1-based byte position at which parsing failed
     const char *why;   // JSONL_INVALID: reason
 } JsonlText;
-// Finds the value of `key` at the top level of the object in `line`. White space around the object
-// is allowed; the last occurrence of a duplicate key wins. Accepts what Python's json.loads accepts
-// (including NaN and Infinity), nested up to 1000 levels. Does not validate UTF-8.
+// Finds the value of `key` at the top level of the object in `line`, like Python's json.loads: NaN
+// and Infinity are allowed, and if a key occurs several times, the last one counts. Nesting is
+// limited to 1000 levels. Does not validate UTF-8.
 JsonlResult jsonl_find(JsonText *json, const char *line, size_t bytes, const char *key, JsonlText *found);
 void json_text_free(JsonText *json);
 

@@ -1,5 +1,5 @@
-// An ordered parallel map. See pipeline.h. Three counters over a ring of slots. A slot holds a
-// whole block of text, so a single lock is fast enough.
+// An ordered parallel map: see pipeline.h. The slots form a ring with three counters. A slot holds
+// a large block of text, so a single lock is fast enough.
 #include "dev/lib/pipeline.h"
 
 #include <errno.h>
@@ -11,9 +11,9 @@ struct Pipeline {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int slots;
-    bool *done;  // (slots) processed but not yet written
+    bool *done;  // (slots) true if the slot has been processed but not written yet
     int64_t filled, started,
-        written;  // written <= started <= filled <= written + slots; slot of count i is i % slots
+        written;  // written <= started <= filled <= written + slots; count i uses slot i % slots
     bool no_more_input;
 };
 

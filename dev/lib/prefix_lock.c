@@ -1,4 +1,4 @@
-// Locks a shard for writing. See prefix_lock.h.
+// Locks a shard for writing: see prefix_lock.h.
 #include "dev/lib/prefix_lock.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
-// Builds a Config from a checkpoint: see saved_config.h. Turns the saved flags back into a command
-// line, so that they are parsed and checked as usual.
+// Builds a Config from a checkpoint: see saved_config.h. Converts the saved flags back to a command
+// line, so that config_parse checks them.
 #include "dev/lib/saved_config.h"
 
 #include <assert.h>
@@ -30,7 +30,7 @@ static void free_line(Line *line) {
     free(line->words);
 }
 
-// Adds a saved flag, unless it is null or missing.
+// Adds a saved flag, unless its value is null or missing.
 static void add_saved(Line *line, const Option *row, const cJSON *saved) {
     char name[OPTION_KEY_BYTES];
     option_key(row, name);
@@ -51,8 +51,8 @@ static void add_model(Line *line, const cJSON *saved) {
     }
 }
 
-// Adds flags that imported checkpoints lack: the sequence length (the number of positions), and the
-// number of ids without the end of document, for NullTokenizer.
+// Adds flags that imported checkpoints lack: the sequence length, which is the number of positions,
+// and for NullTokenizer the vocabulary size without the end-of-document id.
 static void add_implied(Line *line, const cJSON *saved) {
     const struct {
         const char *flag, *name, *from;
@@ -69,7 +69,8 @@ static void add_implied(Line *line, const cJSON *saved) {
     }
 }
 
-// Uses the checkpoint's vocabulary sizes, since padding depends on flags of the saved run's layout.
+// Takes the vocabulary sizes from the checkpoint, because padding depends on the parallel layout of
+// the saved run.
 static bool adopt_vocabulary(Config *config, const cJSON *saved, Error *err) {
     int64_t words, rows, eod;
     if (!json_member_int64(saved, "unpadded_vocab_size", 1, INT32_MAX, &words) ||
@@ -83,7 +84,7 @@ static bool adopt_vocabulary(Config *config, const cJSON *saved, Error *err) {
 
 bool config_of_checkpoint(Config *config, const char *saved_json, const Words *own, Error *err) {
     assert(config && saved_json && own);
-    // Flags that config_parse requires of every run.
+    // Required flags, which do not affect the model.
     static const char *const fixed[] = {"--micro-batch-size=1", "--lr=0", "--train-iters=1", "--mock-data"};
     Line line = {NULL, 0, 0};
     Error why = {0};

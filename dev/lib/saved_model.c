@@ -7,8 +7,8 @@
 #include "dev/lib/saved_config.h"
 #include "llmc/base/durable.h"
 
-// Returns the path of a file in the checkpoint folder, or NULL if it does not exist. Owned by
-// c->words, like all strings of the config.
+// Returns the path of a file in the checkpoint folder, or NULL if it does not exist. c->words owns
+// the string.
 static const char *file_beside(Config *c, const char *folder, const char *name) {
     char *path = text_format("%s/%s", folder, name);
     if (!durable_exists(path)) {
@@ -19,7 +19,7 @@ static const char *file_beside(Config *c, const char *folder, const char *name) 
     return c->words[c->words_count++] = path;
 }
 
-// Uses tokenizer files from the checkpoint folder, unless flags name others.
+// Uses tokenizer files in the checkpoint folder, unless flags name other files.
 static void prefer_own_files(Config *c, const SavedModelChoice *choice) {
     if (choice->flags->count) return;
     if (c->tokenizer_type == TOKENIZER_HUGGING_FACE) {

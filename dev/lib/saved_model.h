@@ -11,7 +11,7 @@ typedef struct SavedModel {
     Checkpoint *checkpoint;
     Tokenizer *tokenizer;
     int64_t iteration;
-    char note[1400];  // set if another checkpoint than the requested one was opened; else empty
+    char note[1400];  // message if another checkpoint than the requested one was opened, else ""
 } SavedModel;
 
 typedef struct SavedModelChoice {
@@ -21,9 +21,9 @@ typedef struct SavedModelChoice {
     Peers peers;         // a single rank
 } SavedModelChoice;
 
-// Looks for tokenizer files in this order: choice->flags; vocab.json and merges.txt or
-// tokenizer.json in the checkpoint folder; the paths used in training. Errors: EXIT_CHECKPOINT, or
-// EXIT_DATA for tokenizer files. On failure there is nothing to close.
+// Opens a checkpoint. Uses the tokenizer files that choice->flags names, else vocab.json and
+// merges.txt or tokenizer.json in the checkpoint folder, else the files used in training. Errors:
+// EXIT_CHECKPOINT, or EXIT_DATA for tokenizer files. On failure there is nothing to close.
 bool saved_model_open(SavedModel *model, const SavedModelChoice *choice, Error *err);
 void saved_model_close(SavedModel *model);
 

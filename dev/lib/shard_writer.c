@@ -1,4 +1,4 @@
-// Writes token shards. See shard_writer.h. Output is buffered; the files are renamed at the end.
+// Writes token shards: see shard_writer.h.
 #include "dev/lib/shard_writer.h"
 
 #include <assert.h>
@@ -24,8 +24,8 @@ typedef struct OutFile {
 struct ShardWriter {
     OutFile bin, idx;
     int dtype;
-    int32_t *lengths;     // (sequences)
-    int64_t *boundaries;  // (boundary_count), first 0
+    int32_t *lengths;     // (sequences) number of tokens
+    int64_t *boundaries;  // (boundary_count) number of sequences before each document; the first is 0
     int64_t sequences, sequence_capacity, boundary_count, boundary_capacity;
 };
 
@@ -40,7 +40,7 @@ static bool out_open(OutFile *f, const char *prefix, const char *suffix, Error *
     f->path = text_format("%s%s", prefix, suffix);
     f->temporary = text_format("%s%s.tmp", prefix, suffix);
     struct stat status;
-    // Otherwise only the final rename would fail, after everything has been written.
+    // Without this check only the final rename would fail, after everything has been written.
     if (stat(f->path, &status) == 0 && S_ISDIR(status.st_mode)) {
         return error_set(
             err, EXIT_ENVIRONMENT,
@@ -124,7 +124,7 @@ ShardWriter *shard_writer_open(const char *prefix, int dtype, Error *err) {
     return NULL;
 }
 
-// Range of ids that a dtype can hold, limited to int32.
+// Computes the range of ids that a dtype can represent, limited to int32.
 static void dtype_range(int dtype, int32_t *low, int32_t *high) {
     *low = 0;
     switch (dtype) {
@@ -136,7 +136,7 @@ static void dtype_range(int dtype, int32_t *low, int32_t *high) {
     }
 }
 
-// Converts ids to the dtype, little-endian. out may be unaligned.
+// Converts ids to a little-endian dtype. out may be unaligned.
 static void narrow(int dtype, const int32_t *tokens, int64_t count, uint8_t *out) {
     switch (shard_dtype_size(dtype)) {
         case 1:
@@ -189,7 +189,7 @@ bool shard_writer_add_sequence(ShardWriter *writer, const int32_t *tokens, int64
 
 void shard_writer_end_document(ShardWriter *writer) { add_boundary(writer, writer->sequences); }
 
-// Ends the document of sequences added after the last end_document, if any.
+// Ends the current document, if sequences were added after the last shard_writer_end_document.
 static void end_open_document(ShardWriter *w) {
     if (w->boundaries[w->boundary_count - 1] != w->sequences) add_boundary(w, w->sequences);
 }
@@ -229,7 +229,7 @@ static bool write_index(ShardWriter *w, Error *err) {
     return ok && out_write(f, w->boundaries, 8 * (size_t)w->boundary_count, err);
 }
 
-// Makes the renames durable. Errors are ignored, because the shard is already in place.
+// Makes the renames durable. Ignores errors, because the shard is already in place.
 static void sync_folder_of(const char *path) {
     char *folder = xstrdup(path), *slash = strrchr(folder, '/');
     if (slash) slash[slash == folder] = 0;
@@ -237,8 +237,8 @@ static void sync_folder_of(const char *path) {
     free(folder);
 }
 
-// Removes the old index first, so that after a crash at any point there is either a matching index
-// or none.
+// Renames both files. Removes the old index first, so that a crash never leaves an index that does
+// not match its data.
 static bool publish(ShardWriter *w, Error *err) {
     if (unlink(w->idx.path) != 0 && errno != ENOENT) {
         return error_set(err, EXIT_ENVIRONMENT, "cannot replace %s: %s; check the output directory",

@@ -46,8 +46,8 @@ int64_t text_model_bytes_per_token(const TextModel *model) {
     const GPT *gpt = &model->gpt;
     int64_t elements = 0;
     for (int i = 0; i < gpt->tensors; i++) {
-        // Embedding tables: a token reads one row only, except a tied table, which the LM head
-        // reads.
+        // A token reads one row of an embedding table, except of a tied table: the LM head reads
+        // all of it.
         bool looked_up = (i == GPT_WTE && !gpt->tied) || (gpt->P && i == GPT_WPE);
         if (!looked_up) elements += tensor_elements(&gpt->tensor[i]);
     }

@@ -1,12 +1,12 @@
-// Streams tokens as text. A UTF-8 character may span several tokens; its bytes are held back until
-// it is complete. Called by dev/generate.c.
+// Writes tokens as text while they are generated. A UTF-8 character may span several tokens; its
+// bytes are held back until it is complete. Called by dev/generate.c.
 #pragma once
 #include <stdio.h>
 
 #include "llmc/data/tokenizer.h"
 LLMC_BEGIN
 
-enum { TEXT_HELD_BYTES = 3 };  // longest incomplete character
+enum { TEXT_HELD_BYTES = 3 };  // maximum length of an incomplete character
 
 typedef struct TextStream {
     const Tokenizer *tokenizer;
@@ -15,11 +15,11 @@ typedef struct TextStream {
     size_t held_bytes;
 } TextStream;
 
-// Appends a token, writes all complete characters and flushes. Invalid UTF-8, which byte-level
-// models may produce, is replaced by U+FFFD, and zero bytes by spaces. Returns false with errno if
-// writing fails.
+// Appends a token, writes all complete characters and flushes. Replaces invalid UTF-8, which
+// byte-level models may produce, by U+FFFD, and zero bytes by spaces. If writing fails, returns
+// false and sets errno.
 bool text_stream_put(TextStream *stream, int token);
-// Writes the bytes held back, if the text ended within a character.
+// Writes the bytes that were held back, if the text ends within a character.
 bool text_stream_end(TextStream *stream);
 
 LLMC_END

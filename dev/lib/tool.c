@@ -24,7 +24,7 @@ int tool_main(const Tool *tool, int argc, char **argv) {
     char **words = NULL;
     int count = 0;
     report_illegal_instructions();
-    signal(SIGXFSZ, SIG_IGN);  // a file-size limit then makes write() fail, as a full disk does
+    signal(SIGXFSZ, SIG_IGN);  // makes write() fail at a file-size limit, as on a full disk
     options_defaults(tool->table, tool->rows, tool->settings);
     bool good = options_read_words(argc, argv, &words, &count, &err) &&
                 parse_and_run(tool, words, count, &argc, &argv, &err);
