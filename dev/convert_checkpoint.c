@@ -65,9 +65,9 @@ enum { TABLE_ROWS = sizeof table / sizeof *table };
 static bool check(const Settings *s, Error *err) {
     bool exporting = s->load || s->to_hf, importing = s->from_hf || s->from_megatron || s->save;
     if (exporting == importing || (s->from_hf && s->from_megatron)) {
-        return error_set(err, EXIT_USAGE,
-                         "use --load with --to-hf to export, or --save with --from-hf or --from-megatron to"
-                         " import; --help lists the flags");
+        return usage_error(err,
+                           "use --load with --to-hf to export, or --save with --from-hf or --from-megatron "
+                           "to import; --help lists the flags");
     }
     bool from = s->from_hf || s->from_megatron;
     const char *missing = exporting  ? !s->load    ? "--load"
@@ -76,15 +76,13 @@ static bool check(const Settings *s, Error *err) {
                           : !from    ? "--from-hf"
                           : !s->save ? "--save"
                                      : NULL;
-    if (missing) return error_set(err, EXIT_USAGE, "%s is missing; --help lists the flags", missing);
+    if (missing) return usage_error(err, "%s is missing; --help lists the flags", missing);
     const HfTokenizerOptions *t = &s->tokenizer;
     if (!t->vocab_file != !t->merge_file)
-        return error_set(err, EXIT_USAGE,
-                         "--vocab-file and --merge-file must be used together; add the other one");
+        return usage_error(err, "--vocab-file and --merge-file must be used together; add the other one");
     if ((t->vocab_file != NULL) + (t->model != NULL) + t->none <= 1) return true;
-    return error_set(
-        err, EXIT_USAGE,
-        "--vocab-file, --tokenizer-model and --no-tokenizer are mutually exclusive; remove all but one");
+    return usage_error(
+        err, "--vocab-file, --tokenizer-model and --no-tokenizer are mutually exclusive; remove all but one");
 }
 
 static bool export_folder(const Settings *s, Peers peers, Error *err) {
@@ -157,7 +155,7 @@ static bool run(const void *flags, int *argc, char ***argv, Error *err) {
     launch_init(&launch, argc, argv);
     Peers peers = {launch.world, 0, NULL};
     bool ok = launch.size == 1 ||
-              error_set(err, EXIT_USAGE, "convert_checkpoint uses a single process; start it without mpirun");
+              usage_error(err, "convert_checkpoint uses a single process; start it without mpirun");
     if (ok) ok = convert(settings, peers, err);
     if (!ok && launch.rank == 0) error_print(NULL, err->what);
     launch_finalize(&launch);

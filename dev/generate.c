@@ -96,17 +96,14 @@ typedef struct Writing {
 static double temperature_of(const Settings *s) { return s->greedy ? 0.0 : s->temperature; }
 
 static bool check(const Settings *s, Error *err) {
-    if (!s->load) return error_set(err, EXIT_USAGE, "--load is missing; pass the --save folder of a run");
+    if (!s->load) return usage_error(err, "--load is missing; pass the --save folder of a run");
     if (s->prompt && s->prompt_file)
-        return error_set(err, EXIT_USAGE,
-                         "--prompt and --prompt-file are mutually exclusive; use one of them");
+        return usage_error(err, "--prompt and --prompt-file are mutually exclusive; use one of them");
     if (!s->vocab_file != !s->merge_file)
-        return error_set(err, EXIT_USAGE,
-                         "--vocab-file and --merge-file must be used together; add the other one");
+        return usage_error(err, "--vocab-file and --merge-file must be used together; add the other one");
     if (temperature_of(s) == 0 && s->samples > 1) {
-        return error_set(err, EXIT_USAGE,
-                         "all greedy samples are identical; remove --num-samples, or use a --temperature "
-                         "above 0");
+        return usage_error(
+            err, "all greedy samples are identical; remove --num-samples, or use a --temperature above 0");
     }
     return true;
 }
@@ -117,8 +114,8 @@ static char *read_input(uint64_t *bytes, Error *err) {
     *bytes = fread(text, 1, PROMPT_MAX_BYTES + 1, stdin);
     if (!ferror(stdin) && *bytes <= PROMPT_MAX_BYTES) return text;
     free(text);
-    if (ferror(stdin)) error_set(err, EXIT_DATA, "cannot read standard input; use --prompt");
-    else error_set(err, EXIT_DATA, "standard input is longer than 64 MiB; use a shorter prompt");
+    if (ferror(stdin)) data_error(err, "cannot read standard input; use --prompt");
+    else data_error(err, "standard input is longer than 64 MiB; use a shorter prompt");
     return NULL;
 }
 
@@ -126,7 +123,7 @@ static char *read_file(const char *path, uint64_t *bytes, Error *err) {
     Error why;
     char *text = durable_read_file(path, PROMPT_MAX_BYTES, bytes, &why);
     if (text) return text;
-    error_set(err, EXIT_DATA, "--prompt-file: %.*s; pass a text file", (int)strcspn(why.what, ";"), why.what);
+    data_error(err, "--prompt-file: %.*s; pass a text file", (int)strcspn(why.what, ";"), why.what);
     return NULL;
 }
 
@@ -175,10 +172,10 @@ static bool encode_prompt(Writing *w, Error *err) {
     }
     int positions = w->saved.config.max_position_embeddings;
     if (w->prompt.count <= positions) return true;
-    return error_set(err, EXIT_USAGE,
-                     "the prompt has %" PRId64
-                     " tokens, but the model has %d positions; use a shorter prompt",
-                     w->prompt.count, positions);
+    return usage_error(err,
+                       "the prompt has %" PRId64
+                       " tokens, but the model has %d positions; use a shorter prompt",
+                       w->prompt.count, positions);
 }
 
 // Returns the tokenizer flags for the trainer's parser.
@@ -202,8 +199,7 @@ static bool check_output(Writing *w, bool ok, Error *err) {
     if (ok) return true;
     w->unread = errno == EPIPE;
     if (w->unread) return false;
-    return error_set(err, EXIT_ENVIRONMENT, "cannot write the text: %s; check standard output",
-                     strerror(errno));
+    return system_error(err, "cannot write the text: %s; check standard output", strerror(errno));
 }
 
 static bool echo_prompt(Writing *w, TextStream *stream, Error *err) {
@@ -253,9 +249,9 @@ static bool read_into_cache(Writing *w, Error *err) {
     w->logits = (floatX *)xmalloc(bytes, "the logits");
     gpt_continue(&w->model.gpt, w->prompt.ids, 0, (int)w->prompt.count, w->first);
     if (!isnan(floatX_to_float(w->first[0]))) return true;
-    return error_set(err, EXIT_CHECKPOINT,
-                     "the model's logits are NaN: training has diverged; load an earlier checkpoint with "
-                     "--ckpt-step");
+    return ckpt_error(
+        err,
+        "the model's logits are NaN: training has diverged; load an earlier checkpoint with --ckpt-step");
 }
 
 static void prepare_sampling(Writing *w) {
@@ -342,8 +338,7 @@ static bool run(const void *context, int *argc, char ***argv, Error *err) {
     signal(SIGPIPE, SIG_IGN);  // a closed pipe becomes a write error
     launch_init(&launch, argc, argv);
     Peers peers = {launch.world, 0, &site};
-    bool ok = launch.size == 1 ||
-              error_set(err, EXIT_USAGE, "generate runs in one process; start it without mpirun");
+    bool ok = launch.size == 1 || usage_error(err, "generate runs in one process; start it without mpirun");
     ok = ok && generate(settings, peers, &site, &stopped, err);
     if (!ok && launch.rank == 0) error_print(NULL, err->what);
     launch_finalize(&launch);

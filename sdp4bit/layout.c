@@ -17,15 +17,14 @@ static bool check_input(const LayoutTensor *tensors, int count, const LayoutOpti
     if (count < 1 || options->nodes < 1 || options->per_node < 1 || options->bucket_elements < 1 ||
         options->alignment < 1 || options->chunk_alignment < 1 ||
         options->alignment % options->chunk_alignment || options->pieces < 1) {
-        return error_set(
-            err, EXIT_USAGE,
-            "the layout needs at least one tensor, one node, one rank and a positive bucket size");
+        return usage_error(
+            err, "the layout needs at least one tensor, one node, one rank and a positive bucket size");
     }
     for (int i = 0; i < count; i++) {
         const LayoutTensor *t = &tensors[i];
         bool placed = t->before >= 0 && t->before % HADAMARD_ORDER == 0 && t->after >= 0;
         if (t->numel < 1 || t->unit < (i ? tensors[i - 1].unit : 0) || !placed) {
-            return error_set(err, EXIT_USAGE, "tensor %d of the layout is empty or out of order", i);
+            return usage_error(err, "tensor %d of the layout is empty or out of order", i);
         }
     }
     return true;

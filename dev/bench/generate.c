@@ -41,14 +41,12 @@ static bool read_flags(Bench *b, int *argc, char **argv, Error *err) {
         i++;
     }
     *argc = kept;
-    if (b->prompt < 1 || b->tokens < 1)
-        return error_set(err, EXIT_USAGE, "--prompt and --tokens must be at least 1");
+    if (b->prompt < 1 || b->tokens < 1) return usage_error(err, "--prompt and --tokens must be at least 1");
     if (!config_parse(&b->config, *argc, argv, NULL, 0, err)) return false;
     b->config.attention_dropout = b->config.hidden_dropout = 0;
     b->config.recompute_granularity = RECOMPUTE_FULL;
     if (b->prompt + b->tokens > b->config.max_position_embeddings)
-        return error_set(err, EXIT_USAGE,
-                         "--prompt plus --tokens exceeds --max-position-embeddings; lower --tokens");
+        return usage_error(err, "--prompt plus --tokens exceeds --max-position-embeddings; lower --tokens");
     return config_finish(&b->config, 1, 0, 0, err);
 }
 

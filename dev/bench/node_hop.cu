@@ -294,7 +294,7 @@ static void write_quoted(FILE *out, const char *text) {
 static bool write_file(const Bench *b, Error *err) {
     char libraries[256];
     FILE *out = fopen(b->path, "w");
-    if (!out) return error_set(err, EXIT_ENVIRONMENT, "cannot write %s", b->path);
+    if (!out) return system_error(err, "cannot write %s", b->path);
     device_libraries(libraries, sizeof libraries);
     fprintf(out,
             "{\n \"what\": \"all-to-all within one node, alone and concurrent with matrix products\",\n "
@@ -314,7 +314,7 @@ static bool write_file(const Bench *b, Error *err) {
     fprintf(out, " ]\n}\n");
     bool ok = !ferror(out);
     return (fclose(out) == 0 && ok) ||
-           error_set(err, EXIT_ENVIRONMENT, "cannot write %s; check whether the disk is full", b->path);
+           system_error(err, "cannot write %s; check whether the disk is full", b->path);
 }
 
 static void add_row(Bench *b, const Row *row) {
@@ -380,14 +380,14 @@ static bool read_options(Bench *b, int argc, char **argv) {
             b->mb[b->sizes++] = atoi(argv[i]);
     }
     if (!ok)
-        return error_set(&b->error, EXIT_USAGE,
-                         "usage: node_hop [--mb 13 26 52 104 (up to %d sizes of 1 to 4096)] [--only TEXT] "
-                         "[--out FILE.json]",
-                         MOST_SIZES);
+        return usage_error(&b->error,
+                           "usage: node_hop [--mb 13 26 52 104 (up to %d sizes of 1 to 4096)] [--only TEXT] "
+                           "[--out FILE.json]",
+                           MOST_SIZES);
     for (int i = 0; b->mb[i] == 0 && i < 4; i++) b->mb[i] = usual[i], b->sizes = 4;
     MPI_Comm_size(b->launch.host, &host);
     return (host == b->launch.size && host >= 2 && host <= 8) ||
-           error_set(&b->error, EXIT_USAGE, "start 2 to 8 ranks on one machine, one per GPU");
+           usage_error(&b->error, "start 2 to 8 ranks on one machine, one per GPU");
 }
 
 static bool open_bench(Bench *b) {

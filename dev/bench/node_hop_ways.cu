@@ -55,7 +55,7 @@ static bool make_communicator(Way *way, Error *err) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclUniqueId id = {};
     bool ok = way->form.kind != WAY_ENGINES || ask_for_engines(&config, 0) ||
-              error_set(err, EXIT_ENVIRONMENT, "needs NCCL 2.27 or newer, but was built with an older one");
+              system_error(err, "needs NCCL 2.27 or newer, but was built with an older one");
     if (ok && way->rank == 0) ok = nccl_ok(ncclGetUniqueId(&id), way, "finding a network for NCCL", err);
     if (!peers_agree(way->ranks, ok, err, NULL)) return false;
     peers_broadcast(way->ranks, &id, sizeof id, 0);
@@ -74,8 +74,7 @@ static bool open_nccl(Way *way, Error *err) {
     bool old = !enter || !way->deregister || !way->all_to_all;
     if (!make_communicator(way, err)) return false;
     if (!symmetric(way)) memory = device_alloc(way->device, bytes, "messages", err);
-    else if (old)
-        error_set(err, EXIT_ENVIRONMENT, "ncclAlltoAll on symmetric memory needs NCCL 2.28 or newer");
+    else if (old) system_error(err, "ncclAlltoAll on symmetric memory needs NCCL 2.28 or newer");
     else nccl_ok(ncclMemAlloc(&memory, bytes), way, "ncclMemAlloc", err);
     way->memory = (uint8_t *)memory;
     if (!peers_agree(way->ranks, memory != NULL, err, NULL)) return false;
@@ -83,8 +82,7 @@ static bool open_nccl(Way *way, Error *err) {
     bool ok = nccl_ok(enter(way->nccl, memory, bytes, &way->window, SYMMETRIC), way, "ncclCommWindowRegister",
                       err);
     if (ok && !way->window)
-        ok = error_set(err, EXIT_ENVIRONMENT,
-                       "NCCL provides no symmetric memory here; NCCL_DEBUG=INFO shows the reason");
+        ok = system_error(err, "NCCL provides no symmetric memory here; NCCL_DEBUG=INFO shows the reason");
     return peers_agree(way->ranks, ok, err, NULL);
 }
 

@@ -25,8 +25,8 @@ static inline bool presets_read(Presets *presets, int first, int argc, char **ar
     while (common < argc && strcmp(argv[common], "--preset")) common++;
     for (int i = common; i < argc;) {
         if (i + 1 == argc || argv[i + 1][0] == '-')
-            return error_set(err, EXIT_USAGE,
-                             "--preset needs a name and the preset's flags; see the head of the source file");
+            return usage_error(
+                err, "--preset needs a name and the preset's flags; see the head of the source file");
         Preset *preset = &presets->preset[presets->count++];
         int from = i + 2;
         for (i = from; i < argc && strcmp(argv[i], "--preset");) i++;
@@ -38,8 +38,7 @@ static inline bool presets_read(Presets *presets, int first, int argc, char **ar
         for (int k = from; k < i; k++) preset->argv[preset->argc++] = argv[k];
     }
     return presets->count > 0 ||
-           error_set(err, EXIT_USAGE,
-                     "no preset is given; use FLAGS --preset NAME FLAGS --preset NAME FLAGS");
+           usage_error(err, "no preset is given; use FLAGS --preset NAME FLAGS --preset NAME FLAGS");
 }
 
 static inline void presets_free(Presets *presets) {

@@ -477,14 +477,14 @@ static bool read_options(Bench *bench, int argc, char **argv, int *first) {
     }
     bool times = bench->repetitions >= 0 && bench->repetitions <= MOST_REPETITIONS;
     if (!times || megabytes < 1 || megabytes > 65536) {
-        return error_set(&bench->error, EXIT_USAGE,
-                         "--repetitions must be 0 to %d and --plain-mb 1 to 65536; correct the flag",
-                         MOST_REPETITIONS);
+        return usage_error(&bench->error,
+                           "--repetitions must be 0 to %d and --plain-mb 1 to 65536; correct the flag",
+                           MOST_REPETITIONS);
     }
     bench->plain_bytes = megabytes << 20;
     if (bench->launch.rank != 0) return true;
     bench->out = path ? fopen(path, "a") : stdout;  // keep lines of earlier calls
-    if (!bench->out) return error_set(&bench->error, EXIT_ENVIRONMENT, "cannot write %s", path);
+    if (!bench->out) return system_error(&bench->error, "cannot write %s", path);
     // End an incomplete line, which an earlier call may have left if it was killed.
     if (path && !fseek(bench->out, 0, SEEK_END) && ftell(bench->out) > 0) fprintf(bench->out, "\n");
     return true;
@@ -507,9 +507,7 @@ int main(int argc, char **argv) {
     watchdog_close(&bench.site);
     presets_free(&presets);
     if (bench.out && bench.out != stdout && fclose(bench.out)) {
-        ok = error_set(&bench.error, EXIT_ENVIRONMENT,
-                       "cannot write the results; check whether the "
-                       "disk is full");
+        ok = system_error(&bench.error, "cannot write the results; check whether the disk is full");
     }
     launch_finalize(&bench.launch);
     return ok ? EXIT_DONE : bench.error.code;

@@ -48,10 +48,10 @@ static bool take_either(const Reading *r, const char *key, const char *argument,
     const char *known = item ? item->valuestring : value;
     if (!item) cJSON_AddStringToObject(r->arguments, argument, value);
     if (strcmp(known, value) == 0) return true;
-    return error_set(r->err, EXIT_CHECKPOINT,
-                     "%s has %s %.60s, but other keys imply %.60s; the trainer supports only a single value, "
-                     "so import another model",
-                     r->path, key, negated ? known : value, negated ? value : known);
+    return ckpt_error(r->err,
+                      "%s has %s %.60s, but other keys imply %.60s; the trainer supports only a single "
+                      "value, so import another model",
+                      r->path, key, negated ? known : value, negated ? value : known);
 }
 
 static bool take(const Reading *r, const char *key, const char *argument, const char *value) {
@@ -75,9 +75,9 @@ static bool check_fixed(const Reading *r, const HfFamily *family) {
         if (!item && !fixed->needed) continue;
         text_of(item, text);
         if (options_choice(fixed->values, text) >= 0) continue;
-        return error_set(r->err, EXIT_CHECKPOINT,
-                         "%s has %s '%.60s', which the trainer does not support: %s; import another model",
-                         r->path, fixed->key, text, fixed->why);
+        return ckpt_error(r->err,
+                          "%s has %s '%.60s', which the trainer does not support: %s; import another model",
+                          r->path, fixed->key, text, fixed->why);
     }
     return true;
 }
@@ -91,9 +91,8 @@ static bool take_key(const Reading *r, const HfKey *key) {
     if (key->negated && cJSON_IsBool(item))
         return take_either(r, key->key, key->argument, cJSON_IsTrue(item) ? "false" : "true", true);
     if (!key->negated && cJSON_IsNumber(item)) return take(r, key->key, key->argument, text);
-    return error_set(r->err, EXIT_CHECKPOINT,
-                     "%s has %s '%.60s', which is not a %s; save or download it again", r->path, key->key,
-                     text, key->negated ? "boolean" : "number");
+    return ckpt_error(r->err, "%s has %s '%.60s', which is not a %s; save or download it again", r->path,
+                      key->key, text, key->negated ? "boolean" : "number");
 }
 
 static bool take_keys(const Reading *r, const HfFamily *family) {
@@ -134,10 +133,10 @@ static bool take_rope(const Reading *r, const char *key) {
         text_of(factor, text);
         return take(r, key, "use_rope_scaling", "true") && take(r, key, "rope_scaling_factor", text);
     }
-    return error_set(r->err, EXIT_CHECKPOINT,
-                     "%s has %s.%s '%.60s', which the trainer does not support: " ROPE_TYPES
-                     "; import another model",
-                     r->path, key, bad, text);
+    return ckpt_error(r->err,
+                      "%s has %s.%s '%.60s', which the trainer does not support: " ROPE_TYPES
+                      "; import another model",
+                      r->path, key, bad, text);
 }
 
 static bool take_rotations(const Reading *r) {
@@ -172,9 +171,8 @@ static const HfFamily *family_of(const Reading *r) {
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", families[i].type);
     }
-    error_set(r->err, EXIT_CHECKPOINT,
-              "%s has model_type '%.60s', but this program supports %s; import another model", r->path,
-              type ? type : "", known);
+    ckpt_error(r->err, "%s has model_type '%.60s', but this program supports %s; import another model",
+               r->path, type ? type : "", known);
     return NULL;
 }
 
@@ -189,13 +187,12 @@ static void read_eod(HfConfig *c, const cJSON *config) {
 static bool read_model(HfConfig *c, const Reading *r) {
     if (!(c->family = family_of(r))) return false;
     if (cJSON_HasObjectItem(r->config, "quantization_config")) {
-        return error_set(r->err, EXIT_CHECKPOINT, "%s describes a quantized model; import the original model",
-                         r->path);
+        return ckpt_error(r->err, "%s describes a quantized model; import the original model", r->path);
     }
     if (!json_member_int64(r->config, "vocab_size", 1, 1 << 30, &c->words)) {
-        return error_set(
-            r->err, EXIT_CHECKPOINT,
-            "%s has no vocab_size, or one that this program does not support; import another model", r->path);
+        return ckpt_error(
+            r->err, "%s has no vocab_size, or one that this program does not support; import another model",
+            r->path);
     }
     read_eod(c, r->config);
     return check_fixed(r, c->family) && take_blocks(r, c->family) && take_keys(r, c->family) &&

@@ -70,10 +70,10 @@ static bool read_model(Exporting *e, Error *err) {
 static bool check_parameters(Exporting *e, Error *err) {
     bool ok = checkpoint_check_tensors(e->checkpoint, e->model.gpt.whole, e->model.gpt.whole_tensors, err);
     if (ok && e->options->fp32 && !checkpoint_nodes(e->checkpoint, SLICE_MASTER)) {
-        ok = error_set(err, EXIT_CHECKPOINT,
-                       "the checkpoint in %s was saved without the optimizer, so it has no fp32 weights; use"
-                       " --dtype bf16",
-                       e->options->load);
+        ok = ckpt_error(err,
+                        "the checkpoint in %s was saved without the optimizer, so it has no fp32 weights; "
+                        "use --dtype bf16",
+                        e->options->load);
     }
     return ok;
 }
@@ -111,9 +111,9 @@ static bool read_tokenizer(Exporting *e, HfReport *report, Error *err) {
     if (given || find_files(e, &choice, paths)) {
         ok = hf_tokenizer_read(&e->tokenizer, &choice, err);
     } else {
-        ok = error_set(err, EXIT_DATA,
-                       "the checkpoint's tokenizer was not found; pass --vocab-file and --merge-file, or"
-                       " --tokenizer-model, or --no-tokenizer");
+        ok = data_error(err,
+                        "the checkpoint's tokenizer was not found; pass --vocab-file and --merge-file, or "
+                        "--tokenizer-model, or --no-tokenizer");
     }
     free(paths[0]);
     free(paths[1]);
@@ -126,11 +126,10 @@ static bool check_tokenizer(Exporting *e, HfReport *report, Error *err) {
     if (e->options->tokenizer.none) return true;
     if (!read_tokenizer(e, report, err)) return false;
     if (!t->files || (t->size == config->vocab_size_unpadded && t->eod == config->eod)) return true;
-    return error_set(
-        err, EXIT_DATA,
-        "the tokenizer has %d ids and end-of-document id %d, but the checkpoint's model has %d and %d;"
-        " pass the model's --vocab-file and --merge-file, or --tokenizer-model",
-        t->size, t->eod, config->vocab_size_unpadded, config->eod);
+    return data_error(err,
+                      "the tokenizer has %d ids and end-of-document id %d, but the checkpoint's model has %d "
+                      "and %d; pass the model's --vocab-file and --merge-file, or --tokenizer-model",
+                      t->size, t->eod, config->vocab_size_unpadded, config->eod);
 }
 
 // --- Chunks of tensors ------------------------------------------------------------------------
@@ -359,7 +358,7 @@ static bool check_output(const char *output, Error *err) {
     while (readdir(folder)) entries++;
     closedir(folder);
     if (entries <= 2) return true;  // "." and ".."
-    return error_set(err, EXIT_USAGE, "%s exists and is not empty; choose a new folder", output);
+    return usage_error(err, "%s exists and is not empty; choose a new folder", output);
 }
 
 // Creates the temporary folder ".NAME.tmp" next to the output, after deleting leftovers of a killed

@@ -258,10 +258,10 @@ static bool has_key(const HfFamily *family, const char *argument) {
 static bool check_heads(const HfFamily *family, const Config *c, Error *err) {
     bool usual = (int64_t)c->kv_channels * c->num_attention_heads == c->hidden_size;
     if (usual || has_key(family, "kv_channels")) return true;
-    return error_set(err, EXIT_CHECKPOINT,
-                     "the checkpoint's model has kv_channels %d, but Hugging Face's %s requires"
-                     " hidden_size / num_attention_heads; load another checkpoint",
-                     c->kv_channels, family->name);
+    return ckpt_error(err,
+                      "the checkpoint's model has kv_channels %d, but Hugging Face's %s requires hidden_size "
+                      "/ num_attention_heads; load another checkpoint",
+                      c->kv_channels, family->name);
 }
 
 const HfFamily *hf_family_of(const ImportedModel *model, Error *err) {
@@ -280,10 +280,10 @@ const HfFamily *hf_family_of(const ImportedModel *model, Error *err) {
     if (other) {
         char value[256];
         model_flag_text(cJSON_GetObjectItemCaseSensitive(arguments, other->argument), value, sizeof value);
-        error_set(err, EXIT_CHECKPOINT,
-                  "the checkpoint's model has %s %s, but the closest Hugging Face family, %s, has %s;"
-                  " load another checkpoint",
-                  other->argument, value, nearest->name, other->value);
+        ckpt_error(err,
+                   "the checkpoint's model has %s %s, but the closest Hugging Face family, %s, has %s; load "
+                   "another checkpoint",
+                   other->argument, value, nearest->name, other->value);
     }
     cJSON_Delete(arguments);
     return !other && check_heads(nearest, &model->config, err) ? nearest : NULL;

@@ -49,9 +49,8 @@ static const SafeFile *part(HfFiles *files, const char *folder, const char *name
         if (strcmp(files->files[i].path, path) == 0) found = &files->files[i];
     }
     if (!found && files->file_count == MOST_PARTS) {
-        error_set(err, EXIT_CHECKPOINT,
-                  "%s/" INDEX " names more than %d files; save the model in larger parts", folder,
-                  MOST_PARTS);
+        ckpt_error(err, "%s/" INDEX " names more than %d files; save the model in larger parts", folder,
+                   MOST_PARTS);
     } else if (!found && safe_file_open(&files->files[files->file_count], path, err)) {
         found = &files->files[files->file_count++];
     }
@@ -61,11 +60,11 @@ static const SafeFile *part(HfFiles *files, const char *folder, const char *name
 
 static bool add_indexed(HfFiles *files, const char *folder, const cJSON *item, Error *err) {
     if (!cJSON_IsString(item) || !plain_name(item->valuestring)) {
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s/" INDEX
-                         " maps '%.100s' to '%.100s', which is not the name of a safetensors file in"
-                         " the folder; save or download it again",
-                         folder, item->string, cJSON_IsString(item) ? item->valuestring : "");
+        return ckpt_error(err,
+                          "%s/" INDEX
+                          " maps '%.100s' to '%.100s', which is not the name of a safetensors file in the "
+                          "folder; save or download it again",
+                          folder, item->string, cJSON_IsString(item) ? item->valuestring : "");
     }
     const SafeFile *file = part(files, folder, item->valuestring, err);
     if (!file) return false;
@@ -74,15 +73,13 @@ static bool add_indexed(HfFiles *files, const char *folder, const cJSON *item, E
         add_tensor(files, file, entry);
         return true;
     }
-    return error_set(err, EXIT_CHECKPOINT,
-                     "%s has no '%.100s', although " INDEX " lists it; save or download it again", file->path,
-                     item->string);
+    return ckpt_error(err, "%s has no '%.100s', although " INDEX " lists it; save or download it again",
+                      file->path, item->string);
 }
 
 static bool read_index(HfFiles *files, const char *folder, const cJSON *map, Error *err) {
     if (!cJSON_IsObject(map)) {
-        return error_set(err, EXIT_CHECKPOINT, "%s/" INDEX " has no weight_map; save or download it again",
-                         folder);
+        return ckpt_error(err, "%s/" INDEX " has no weight_map; save or download it again", folder);
     }
     make_room(files, cJSON_GetArraySize(map), MOST_PARTS);
     for (const cJSON *item = map->child; item; item = item->next) {
@@ -102,12 +99,12 @@ static bool no_weights(const char *folder, Error *err) {
     char *pickled = text_format("%s/pytorch_model.bin", folder);
     bool there = durable_exists(pickled);
     free(pickled);
-    return error_set(
-        err, EXIT_CHECKPOINT,
-        there ? "%s holds pickled weights, which are not read because pickles can run code; save the model as"
-                " safetensors"
-              : "%s has neither " WHOLE " nor " INDEX "; use a folder written by save_pretrained",
-        folder);
+    return ckpt_error(err,
+                      there ? "%s holds pickled weights, which are not read because pickles can run code; "
+                              "save the model as safetensors"
+                            : "%s has neither " WHOLE " nor " INDEX
+                              "; use a folder written by save_pretrained",
+                      folder);
 }
 
 bool hf_files_open(HfFiles *files, const char *folder, Error *err) {
@@ -125,9 +122,8 @@ bool hf_files_open(HfFiles *files, const char *folder, Error *err) {
     qsort(files->tensors, (size_t)files->count, sizeof *files->tensors, by_name);
     for (int i = 1; i < files->count && ok; i++) {
         if (strcmp(files->tensors[i - 1].name, files->tensors[i].name) == 0)
-            ok = error_set(err, EXIT_CHECKPOINT,
-                           "%s/" INDEX " lists '%.100s' twice; save or download it again", folder,
-                           files->tensors[i].name);
+            ok = ckpt_error(err, "%s/" INDEX " lists '%.100s' twice; save or download it again", folder,
+                            files->tensors[i].name);
     }
     if (!ok) hf_files_close(files);
     return ok;

@@ -59,18 +59,16 @@ static bool read_config(Importing *m, Error *err) {
 
 static bool wrong_tensor(const Importing *m, Error *err, const HfTensor *t, const HfTensorPlace *place) {
     if (!place) {
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s has no tensor '%s', which its config.json requires; save or download it "
-                         "again",
-                         m->options->folder, t->name);
+        return ckpt_error(err,
+                          "%s has no tensor '%s', which its config.json requires; save or download it again",
+                          m->options->folder, t->name);
     }
     char columns[32] = "";
     if (t->columns) snprintf(columns, sizeof columns, ", %" PRId64, t->columns);
-    return error_set(err, EXIT_CHECKPOINT,
-                     "%s: '%s' is not (%" PRId64
-                     "%s) in F32, BF16 or F16, as its config.json requires; save or"
-                     " download it again",
-                     place->file->path, t->name, t->rows, columns);
+    return ckpt_error(err,
+                      "%s: '%s' is not (%" PRId64
+                      "%s) in F32, BF16 or F16, as its config.json requires; save or download it again",
+                      place->file->path, t->name, t->rows, columns);
 }
 
 // *bare: the tensor names lack the family's prefix, as saved by older programs.
@@ -106,10 +104,10 @@ static bool check_head(Importing *m, const HfTensorPlace *head, Error *err) {
         same = memcmp(m->chunk, other, (size_t)n * sizeof(float)) == 0;
     }
     free(other);
-    return same || error_set(err, EXIT_CHECKPOINT,
-                             "%s has a separate output layer, but its config.json says that it is tied to the"
-                             " embedding; import another model",
-                             head->file->path);
+    return same || ckpt_error(err,
+                              "%s has a separate output layer, but its config.json says that it is tied to "
+                              "the embedding; import another model",
+                              head->file->path);
 }
 
 // Checks that all tensors of the model exist and no others.
@@ -129,9 +127,8 @@ static bool match_tensors(Importing *m, Error *err) {
     int known = m->map.count + (head != NULL);
     for (int i = 0; i < m->files.count; i++) known += is_constant(family, m->files.tensors[i].name);
     if (known == m->files.count) return !head || check_head(m, head, err);
-    return error_set(
-        err, EXIT_CHECKPOINT,
-        "%s has %d tensors that do not belong to a %s with its config.json; import another model",
+    return ckpt_error(
+        err, "%s has %d tensors that do not belong to a %s with its config.json; import another model",
         m->options->folder, m->files.count - known, family->architecture);
 }
 
@@ -205,10 +202,10 @@ static bool read_tokenizer(Importing *m, HfReport *report, Error *err) {
         return true;
     }
     if (m->tokenizer.size > m->config.words) {
-        return error_set(err, EXIT_DATA,
-                         "the tokenizer has %d ids, but the model's embedding has %" PRId64
-                         " rows; pass the model's --vocab-file and --merge-file, or --tokenizer-model",
-                         m->tokenizer.size, m->config.words);
+        return data_error(err,
+                          "the tokenizer has %d ids, but the model's embedding has %" PRId64
+                          " rows; pass the model's --vocab-file and --merge-file, or --tokenizer-model",
+                          m->tokenizer.size, m->config.words);
     }
     m->model.config.vocab_size_unpadded = m->tokenizer.size;
     m->model.config.eod = m->tokenizer.eod;

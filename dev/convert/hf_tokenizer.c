@@ -45,7 +45,7 @@ static bool read_object(HfTokenizer *t, const char *name, const char *path, Erro
     const HfTokenizerFile *file = &t->file[t->files - 1];
     cJSON *object = json_parse_object(file->text, (size_t)file->bytes);
     cJSON_Delete(object);
-    return object || error_set(err, EXIT_DATA, "%s is not a JSON object; repair or remove it", path);
+    return object || data_error(err, "%s is not a JSON object; repair or remove it", path);
 }
 
 // Reads the files next to tokenizer.json, if they exist.

@@ -99,9 +99,8 @@ bool imported_model_open(ImportedModel *m, const ModelFlags *flags, int64_t rows
     else if (configure(&m->config, flags, rows, divisible, &why)) return describe(m, err);
     // Drops the advice after the semicolon: it names trainer flags, which the user of the converter
     // did not pass.
-    return error_set(err, EXIT_CHECKPOINT,
-                     "%s has a model that the trainer does not support: %.*s; use another model", source,
-                     (int)strcspn(why.what, ";"), why.what);
+    return ckpt_error(err, "%s has a model that the trainer does not support: %.*s; use another model",
+                      source, (int)strcspn(why.what, ";"), why.what);
 }
 
 void imported_model_close(ImportedModel *m) {
@@ -247,9 +246,8 @@ static bool fetch_chunk(Job *job, const Slice *s, int tensor, void *host) {
     for (int64_t i = 0; i < count; i++) {
         floatX rounded = floatX_from_float(job->chunk[i]);
         if (!isfinite(floatX_to_float(rounded))) {
-            return error_set(&job->error, EXIT_CHECKPOINT,
-                             "%s: '%s' contains a non-finite value; save or download it again", w->source,
-                             s->tensor);
+            return ckpt_error(&job->error, "%s: '%s' contains a non-finite value; save or download it again",
+                              w->source, s->tensor);
         }
         if (s->kind == SLICE_WEIGHT) ((floatX *)host)[i] = rounded;
         else ((float *)host)[i] = job->chunk[i];
@@ -275,8 +273,7 @@ bool imported_save_check(const char *save, Error *err) {
     free(save_folder_list(save, &count));
     bool taken = count > 0 || durable_exists(tracker);
     free(tracker);
-    return !taken ||
-           error_set(err, EXIT_USAGE, "--save %s already holds checkpoints; choose a new folder", save);
+    return !taken || usage_error(err, "--save %s already holds checkpoints; choose a new folder", save);
 }
 
 // Runs the phases of a save. If a fetch failed, stops while all files still have temporary names.

@@ -64,7 +64,7 @@ static bool read_tracker(const char *folder, int64_t *iteration, Error *err) {
     if (ok && strncmp(text, "release", 7) != 0) {
         *iteration = strtoll(text, &end, 10);
         ok = (end > text && *iteration >= 0 && strspn(end, " \n\r\t") == strlen(end)) ||
-             error_set(err, EXIT_CHECKPOINT, "%s does not contain an iteration; pass --ckpt-step", path);
+             ckpt_error(err, "%s does not contain an iteration; pass --ckpt-step", path);
     }
     free(text);
     free(path);
@@ -84,10 +84,10 @@ static bool find_folder(Import *m, Error *err) {
                                   : text_format("%s/iter_%07" PRId64, given, iteration);
         m->form = form_of(m->folder);
     }
-    return m->form || error_set(err, EXIT_CHECKPOINT,
-                                "%s holds no Megatron-LM checkpoint (neither .metadata nor"
-                                " mp_rank_00/model_optim_rng.pt); use another folder, or --ckpt-step",
-                                m->folder);
+    return m->form || ckpt_error(err,
+                                 "%s holds no Megatron-LM checkpoint (neither .metadata nor "
+                                 "mp_rank_00/model_optim_rng.pt); use another folder, or --ckpt-step",
+                                 m->folder);
 }
 
 // metadata.json, if it exists, names the format of a folder with .metadata.
@@ -96,12 +96,11 @@ static bool check_backend(const Import *m, Error *err) {
     char *path = text_format("%s/metadata.json", m->folder);
     cJSON *object = json_read_object(path, JSON_MAX_BYTES, err);
     const char *backend = json_member_string(object, "sharded_backend");
-    bool ok = object &&
-              ((backend && strcmp(backend, "torch_dist") == 0) ||
-               error_set(err, EXIT_CHECKPOINT,
-                         "%s has sharded_backend '%.60s', but this program supports only 'torch_dist';"
-                         " convert it with Megatron-LM first",
-                         path, backend ? backend : ""));
+    bool ok = object && ((backend && strcmp(backend, "torch_dist") == 0) ||
+                         ckpt_error(err,
+                                    "%s has sharded_backend '%.60s', but this program supports only "
+                                    "'torch_dist'; convert it with Megatron-LM first",
+                                    path, backend ? backend : ""));
     cJSON_Delete(object);
     free(path);
     return ok;
@@ -171,10 +170,10 @@ static bool name_tokenizer(Import *m, HfReport *report, Error *err) {
     int size = tokenizer_vocab_size(tokenizer), eod = tokenizer_eod(tokenizer);
     tokenizer_close(tokenizer);
     if (size > m->args.rows) {
-        return error_set(err, EXIT_DATA,
-                         "the vocabulary has %d ids, but the model's embedding has %" PRId64
-                         " rows; pass the model's --vocab-file and --merge-file",
-                         size, m->args.rows);
+        return data_error(err,
+                          "the vocabulary has %d ids, but the model's embedding has %" PRId64
+                          " rows; pass the model's --vocab-file and --merge-file",
+                          size, m->args.rows);
     }
     config->tokenizer_type = choice.type;
     config->vocab_file = choice.vocab_file;
@@ -205,10 +204,10 @@ static bool list_weights(Import *m, HfReport *report, Error *err) {
                         : megatron_legacy_list(&m->source, m->args.ranks, err)))
         return false;
     if (!megatron_source_complete(&m->source, MEGATRON_WEIGHT, &missing)) {
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s is not a valid Megatron-LM checkpoint: parts of '%s' are missing; save or copy "
-                         "it again, or import another checkpoint",
-                         m->folder, m->model.gpt.whole[missing].name);
+        return ckpt_error(err,
+                          "%s is not a valid Megatron-LM checkpoint: parts of '%s' are missing; save or copy "
+                          "it again, or import another checkpoint",
+                          m->folder, m->model.gpt.whole[missing].name);
     }
     bool has_master = megatron_source_complete(&m->source, MEGATRON_MASTER, &missing);
     m->kind = has_master && !m->options->no_optimizer ? MEGATRON_MASTER : MEGATRON_WEIGHT;

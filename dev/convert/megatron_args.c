@@ -11,7 +11,7 @@
 #define COUNT_OF(list) (sizeof(list) / sizeof(list)[0])
 
 static bool refuse(const char *path, const char *what, const char *name, Error *err) {
-    return error_set(err, EXIT_CHECKPOINT, "%s: %s %s; import another checkpoint", path, what, name);
+    return ckpt_error(err, "%s: %s %s; import another checkpoint", path, what, name);
 }
 
 // Returns true for missing, None, False, 0 and empty values: the flag was not given.
@@ -233,10 +233,10 @@ bool megatron_args_read(MegatronArgs *a, const PickleValue *saved, bool by_rank,
                         Error *err) {
     const PickleValue *args = pickle_member(saved, "args");
     *a = (MegatronArgs){0};
-    bool ok = args || error_set(err, EXIT_CHECKPOINT,
-                                "%s has no 'args' like those saved by Megatron-LM, so the model"
-                                " is unknown; import a checkpoint saved by Megatron-LM's trainer",
-                                path);
+    bool ok = args || ckpt_error(err,
+                                 "%s has no 'args' like those saved by Megatron-LM, so the model is unknown; "
+                                 "import a checkpoint saved by Megatron-LM's trainer",
+                                 path);
     pickle_int(pickle_member(saved, "iteration"), 0, INT64_MAX, &a->iteration);
     ok = ok && check_version(saved, path, err) && read_args(a, args, by_rank, path, err);
     if (!ok) megatron_args_free(a);

@@ -41,8 +41,8 @@ typedef struct Listing {
 } Listing;
 
 static bool malformed(const Listing *l, const char *fault, Error *err) {
-    return error_set(err, EXIT_CHECKPOINT, "%s/" METADATA " cannot be read: %s; save or copy it again",
-                     l->source->folder, fault);
+    return ckpt_error(err, "%s/" METADATA " cannot be read: %s; save or copy it again", l->source->folder,
+                      fault);
 }
 
 // --- Names -------------------------------------------------------------------------------------
@@ -84,11 +84,10 @@ static bool list_items(Listing *l, const PickleValue *names, Error *err) {
         Item *item = &l->items[l->count++];
         *item = item_of(l->source->gpt, name, names->items[i + 1]);
         if (item->meaning != MEGATRON_UNKNOWN) continue;
-        return error_set(
-            err, EXIT_CHECKPOINT,
-            "%s has a tensor '%.200s', which does not belong to a model with its arguments; import"
-            " another checkpoint",
-            l->source->folder, name);
+        return ckpt_error(err,
+                          "%s has a tensor '%.200s', which does not belong to a model with its arguments; "
+                          "import another checkpoint",
+                          l->source->folder, name);
     }
     qsort(l->items, (size_t)l->count, sizeof *l->items, by_name);
     return true;
@@ -156,11 +155,10 @@ static bool add_place(Listing *l, const Item *item, const Place *p, MegatronPiec
         int tensor = item->tensor + (int)(first + layer) * gpt->layer_tensors;
         if (fits && !megatron_source_add(l->source, item->kind, tensor, piece, item->name, err)) return false;
     }
-    return fits ||
-           error_set(err, EXIT_CHECKPOINT,
-                     "%s: '%.200s' does not have the size that the checkpoint's arguments imply; import"
-                     " another checkpoint",
-                     l->source->folder, item->name);
+    return fits || ckpt_error(err,
+                              "%s: '%.200s' does not have the size that the checkpoint's arguments imply; "
+                              "import another checkpoint",
+                              l->source->folder, item->name);
 }
 
 static bool plain_name(const char *name) { return name && *name && *name != '.' && !strchr(name, '/'); }

@@ -36,11 +36,10 @@ static bool add_part(const Rank *r, int tensor, const PickleValue *value, const 
     const int64_t *shape = piece.entry.shape;
     if (piece.entry.dims != t->dims || shape[0] != piece.rows ||
         (t->dims == 2 && shape[1] != piece.columns)) {
-        return error_set(
-            err, EXIT_CHECKPOINT,
-            "%s: '%.200s' does not have the size that the checkpoint's arguments imply; import another"
-            " checkpoint",
-            r->torch->file->path, name);
+        return ckpt_error(err,
+                          "%s: '%.200s' does not have the size that the checkpoint's arguments imply; import "
+                          "another checkpoint",
+                          r->torch->file->path, name);
     }
     int64_t parts = t->halves ? 2 : 1;
     piece.rows /= parts;
@@ -62,10 +61,10 @@ static bool add_tensor(const Rank *r, const PickleValue *value, const char *name
     MegatronMeaning meaning = megatron_name(r->source->gpt, name, first, &tensor);
     if (meaning == MEGATRON_IGNORED) return true;
     if (meaning == MEGATRON_WHOLE) return add_part(r, tensor, value, name, err);
-    return error_set(err, EXIT_CHECKPOINT,
-                     "%s has a tensor '%.200s', which does not belong to a model with its arguments; import"
-                     " another checkpoint",
-                     r->torch->file->path, name);
+    return ckpt_error(err,
+                      "%s has a tensor '%.200s', which does not belong to a model with its arguments; import "
+                      "another checkpoint",
+                      r->torch->file->path, name);
 }
 
 // Adds all tensors of a dict and its nested dicts. name: the dict's name, with a trailing dot.
@@ -73,17 +72,17 @@ static bool add_dict(Rank *r, const PickleValue *dict, const char *name, int lev
     bool holds = dict->kind == PICKLE_DICT || dict->kind == PICKLE_OBJECT;
     if (!holds || torch_is_tensor(dict)) return true;
     if (level > MOST_LEVELS) {
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s is not a valid Megatron-LM checkpoint: its dicts are nested more than %d levels "
-                         "deep; save or copy it again",
-                         r->torch->file->path, MOST_LEVELS);
+        return ckpt_error(err,
+                          "%s is not a valid Megatron-LM checkpoint: its dicts are nested more than %d "
+                          "levels deep; save or copy it again",
+                          r->torch->file->path, MOST_LEVELS);
     }
     for (size_t i = 0; i + 1 < dict->count; i += 2) {
         const char *key = pickle_text(dict->items[i]);
         const PickleValue *value = dict->items[i + 1];
         if (++r->visited > MOST_VISITED)
-            return error_set(
-                err, EXIT_CHECKPOINT,
+            return ckpt_error(
+                err,
                 "%s is not a valid Megatron-LM checkpoint: it has too many values; save or copy it again",
                 r->torch->file->path);
         if (!key) continue;
@@ -102,9 +101,8 @@ static bool add_chunks(Rank *r, Error *err) {
         if (r->ranks.chunks > 1) snprintf(key, sizeof key, "model%" PRId64, r->chunk);
         const PickleValue *model = pickle_member(r->torch->pickle.root, key);
         if (!model)
-            return error_set(
-                err, EXIT_CHECKPOINT,
-                "%s is not a valid Megatron-LM checkpoint: it has no '%s'; save or copy it again",
+            return ckpt_error(
+                err, "%s is not a valid Megatron-LM checkpoint: it has no '%s'; save or copy it again",
                 r->torch->file->path, key);
         if (!add_dict(r, model, "", 0, err)) return false;
     }
@@ -138,11 +136,10 @@ static bool add_rank(MegatronSource *source, MegatronRanks ranks, int64_t tensor
 
 bool megatron_legacy_list(MegatronSource *source, MegatronRanks ranks, Error *err) {
     if (source->gpt->L % (ranks.stages * ranks.chunks)) {
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s has %d layers, which cannot be divided equally among its %" PRId64
-                         " stages; import another"
-                         " checkpoint",
-                         source->folder, source->gpt->L, ranks.stages * ranks.chunks);
+        return ckpt_error(err,
+                          "%s has %d layers, which cannot be divided equally among its %" PRId64
+                          " stages; import another checkpoint",
+                          source->folder, source->gpt->L, ranks.stages * ranks.chunks);
     }
     for (int64_t stage = 0; stage < ranks.stages; stage++) {
         for (int64_t t = 0; t < ranks.tensor; t++) {

@@ -186,18 +186,17 @@ bool megatron_source_add(MegatronSource *source, MegatronKind kind, int tensor, 
     int width = safe_float_bytes(piece.entry.dtype);
     const char *path = source->files[piece.file]->file.path;
     if (!width) {
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s: '%.200s' has a dtype other than fp32, bf16 and fp16; import another checkpoint",
-                         path, name);
+        return ckpt_error(
+            err, "%s: '%.200s' has a dtype other than fp32, bf16 and fp16; import another checkpoint", path,
+            name);
     }
     if (!within(piece.row, piece.rows, t->rows) || !within(piece.column, piece.columns, t->columns) ||
         !within(piece.first, piece.count, piece.rows * piece.columns) ||
         !within(piece.at, piece.count, (int64_t)(piece.entry.bytes / (uint64_t)width))) {
-        return error_set(
-            err, EXIT_CHECKPOINT,
-            "%s: '%.200s' does not have the size that the checkpoint's arguments imply; import another"
-            " checkpoint",
-            path, name);
+        return ckpt_error(err,
+                          "%s: '%.200s' does not have the size that the checkpoint's arguments imply; import "
+                          "another checkpoint",
+                          path, name);
     }
     t->pieces = (MegatronPiece *)grow_array(t->pieces, t->count, sizeof *t->pieces, "a tensor's chunks");
     t->pieces[t->count++] = piece;
@@ -269,10 +268,10 @@ bool megatron_source_read(MegatronSource *source, MegatronKind kind, int tensor,
     }
     for (int64_t i = 0; i < hi - lo; i++) {
         if (memcmp(&out[i], &hole, sizeof hole) == 0)
-            return error_set(err, EXIT_CHECKPOINT,
-                             "%s is not a valid Megatron-LM checkpoint: some elements of '%s' are in two "
-                             "chunks, others in none; save or copy it again",
-                             source->folder, source->gpt->whole[tensor].name);
+            return ckpt_error(err,
+                              "%s is not a valid Megatron-LM checkpoint: some elements of '%s' are in two "
+                              "chunks, others in none; save or copy it again",
+                              source->folder, source->gpt->whole[tensor].name);
     }
     return true;
 }

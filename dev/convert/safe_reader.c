@@ -17,7 +17,7 @@
 enum { LENGTH_BYTES = 8 };
 
 static bool damaged(Error *err, const char *path, const char *fault) {
-    return error_set(err, EXIT_CHECKPOINT, "%s cannot be read: %s; save or download it again", path, fault);
+    return ckpt_error(err, "%s cannot be read: %s; save or download it again", path, fault);
 }
 
 int safe_float_bytes(const char *dtype) {

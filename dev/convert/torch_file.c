@@ -17,7 +17,7 @@
 #define DATA "/data.pkl"
 
 static bool damaged(const char *path, const char *fault, Error *err) {
-    return error_set(err, EXIT_CHECKPOINT, "%s cannot be read: %s; save or copy it again", path, fault);
+    return ckpt_error(err, "%s cannot be read: %s; save or copy it again", path, fault);
 }
 
 static const TorchEntry *entry_of(const TorchFile *torch, const char *name) {
@@ -154,6 +154,5 @@ bool torch_tensor(const TorchFile *torch, const PickleValue *value, const char *
     *entry = (SafeEntry){0};
     const char *fault = call ? place(torch, call, entry) : "is not a tensor";
     if (!fault) return true;
-    return error_set(err, EXIT_CHECKPOINT, "%s: '%.200s' %s; save or copy it again", torch->file->path, name,
-                     fault);
+    return ckpt_error(err, "%s: '%.200s' %s; save or copy it again", torch->file->path, name, fault);
 }

@@ -33,7 +33,7 @@ typedef struct Archive {
 } Archive;
 
 static bool damaged(const Archive *a, const char *fault, Error *err) {
-    return error_set(err, EXIT_CHECKPOINT, "%s cannot be read: %s; save or copy it again", a->path, fault);
+    return ckpt_error(err, "%s cannot be read: %s; save or copy it again", a->path, fault);
 }
 
 static uint64_t number(const uint8_t *at, int bytes) {

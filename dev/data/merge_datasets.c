@@ -57,8 +57,7 @@ static int by_name(const void *a, const void *b) { return strcmp(*(char *const *
 static bool add_folder(Prefixes *list, const char *folder, Error *err) {
     DIR *dir = opendir(folder);
     if (!dir) {
-        return error_set(err, EXIT_DATA, "cannot open directory %s: %s; check the path", folder,
-                         strerror(errno));
+        return data_error(err, "cannot open directory %s: %s; check the path", folder, strerror(errno));
     }
     int before = list->count;
     for (struct dirent *entry; (entry = readdir(dir));) {
@@ -69,8 +68,7 @@ static bool add_folder(Prefixes *list, const char *folder, Error *err) {
     }
     closedir(dir);
     if (list->count == before) {
-        return error_set(err, EXIT_DATA, "directory %s has no .idx file; pass the directory of the shards",
-                         folder);
+        return data_error(err, "directory %s has no .idx file; pass the directory of the shards", folder);
     }
     qsort(list->items + before, (size_t)(list->count - before), sizeof *list->items, by_name);
     return true;
@@ -103,9 +101,9 @@ static bool refuse_output_among_inputs(const Prefixes *list, const char *output,
     if (!stat_index(output, &out)) return true;
     for (int i = 0; i < list->count; i++) {
         if (stat_index(list->items[i], &in) && in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
-            return error_set(err, EXIT_USAGE,
-                             "--output-prefix %s is one of the inputs; choose another name or directory",
-                             output);
+            return usage_error(err,
+                               "--output-prefix %s is one of the inputs; choose another name or directory",
+                               output);
         }
     }
     return true;
@@ -139,15 +137,14 @@ static bool merge(const Prefixes *list, const char *output, Error *err) {
 static bool run(const void *flags, int *argc, char ***argv, Error *err) {
     const Settings *settings = (const Settings *)flags;
     if (!settings->input.count) {
-        return error_set(err, EXIT_USAGE, "--input is missing; --help lists the flags");
+        return usage_error(err, "--input is missing; --help lists the flags");
     }
     if (!settings->output_prefix) {
-        return error_set(err, EXIT_USAGE, "--output-prefix is missing; --help lists the flags");
+        return usage_error(err, "--output-prefix is missing; --help lists the flags");
     }
     const char *output = settings->output_prefix;
     if (output[strlen(output) - 1] == '/') {
-        return error_set(err, EXIT_USAGE,
-                         "--output-prefix %s ends in '/'; append the start of the file names", output);
+        return usage_error(err, "--output-prefix %s ends in '/'; append the start of the file names", output);
     }
     Prefixes list = {0};
     int lock = -1;

@@ -105,21 +105,20 @@ enum { TABLE_ROWS = sizeof table / sizeof *table };
 
 static bool check_settings(Settings *s, Error *err) {
     if (!s->input.count && !s->input_list) {
-        return error_set(err, EXIT_USAGE, "--input or --input-list is missing; --help lists the flags");
+        return usage_error(err, "--input or --input-list is missing; --help lists the flags");
     }
     if (!s->output_prefix) {
-        return error_set(err, EXIT_USAGE, "--output-prefix is missing; --help lists the flags");
+        return usage_error(err, "--output-prefix is missing; --help lists the flags");
     }
     if (s->output_prefix[strlen(s->output_prefix) - 1] == '/') {
-        return error_set(err, EXIT_USAGE,
-                         "--output-prefix %s ends in '/'; append the start of the file names",
-                         s->output_prefix);
+        return usage_error(err, "--output-prefix %s ends in '/'; append the start of the file names",
+                           s->output_prefix);
     }
     if (s->text && s->json_keys.count) {
-        return error_set(err, EXIT_USAGE, "--json-keys cannot be combined with --text; remove one of them");
+        return usage_error(err, "--json-keys cannot be combined with --text; remove one of them");
     }
     if (s->json_keys.count > 1) {
-        return error_set(err, EXIT_USAGE, "--json-keys has %d keys; run once for each", s->json_keys.count);
+        return usage_error(err, "--json-keys has %d keys; run once for each", s->json_keys.count);
     }
     if (!s->workers) s->workers = (int)sysconf(_SC_NPROCESSORS_ONLN);
     return true;
@@ -313,8 +312,8 @@ static bool write_block(ShardWriter *writer, const Block *block, Totals *t, Erro
     }
     if (block->input.first_of_path) t->line = 0;
     if (block->bad_line) {
-        return error_set(err, EXIT_DATA, "%s line %" PRId64 " %s", block->input.path,
-                         t->line + block->bad_line, block->why);
+        return data_error(err, "%s line %" PRId64 " %s", block->input.path, t->line + block->bad_line,
+                          block->why);
     }
     t->documents += block->documents;
     t->tokens += block->tokens.count;
@@ -396,7 +395,7 @@ static char *output_name(const Settings *s, const char *key) {
 // writer.
 static bool no_document(ShardWriter *writer, Error *err) {
     shard_writer_discard(writer);
-    return error_set(err, EXIT_DATA, "the input has no documents; nothing was written");
+    return data_error(err, "the input has no documents; nothing was written");
 }
 
 static bool write_shard(const Settings *s, Job *job, Error *err) {

@@ -40,7 +40,7 @@ static void add_path(Corpus *corpus, const char *path) {
 static bool is_standard_input(const char *path) { return !strcmp(path, "-"); }
 
 static bool read_failed(const char *path, Error *err) {
-    return error_set(err, EXIT_DATA, "cannot read %s: %s; check the path", path, strerror(errno));
+    return data_error(err, "cannot read %s: %s; check the path", path, strerror(errno));
 }
 
 // Reads list_file, one path per line; skips empty lines.
@@ -67,9 +67,8 @@ static bool read_list(Corpus *corpus, const char *list_file, Error *err) {
 static bool look_up(Corpus *corpus, const char *path, Error *err) {
     if (is_standard_input(path)) {
         if (corpus->plain_text) {
-            return error_set(
-                err, EXIT_USAGE,
-                "--text reads one document per file and cannot read standard input; list the files");
+            return usage_error(
+                err, "--text reads one document per file and cannot read standard input; list the files");
         }
         corpus->bytes = -1;
         return true;
@@ -77,7 +76,7 @@ static bool look_up(Corpus *corpus, const char *path, Error *err) {
     struct stat status;
     if (stat(path, &status)) return read_failed(path, err);
     if (S_ISDIR(status.st_mode)) {
-        return error_set(err, EXIT_DATA, "%s is a directory; list the files in it", path);
+        return data_error(err, "%s is a directory; list the files in it", path);
     }
     if (!S_ISREG(status.st_mode)) corpus->bytes = -1;
     else if (corpus->bytes >= 0) corpus->bytes += status.st_size;
@@ -91,7 +90,7 @@ Corpus *corpus_open(const char *const *paths, int count, const char *list_file, 
     for (int i = 0; i < count; i++) add_path(corpus, paths[i]);
     bool good = !list_file || read_list(corpus, list_file, err);
     if (good && !corpus->path_count) {
-        good = error_set(err, EXIT_DATA, "no input: %s lists no files", list_file ? list_file : "--input");
+        good = data_error(err, "no input: %s lists no files", list_file ? list_file : "--input");
     }
     for (int i = 0; good && i < corpus->path_count; i++) good = look_up(corpus, corpus->paths[i], err);
     if (good) return corpus;
@@ -167,13 +166,13 @@ static bool refuse_foreign(const char *text, size_t bytes, const char *path, Err
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         if (bytes < kinds[i].length + 1 || memcmp(text, kinds[i].magic, kinds[i].length)) continue;
         if (kinds[i].tool) {
-            return error_set(err, EXIT_DATA, "%s is %s; use a pipe: %s %s | preprocess_data --input - ...",
-                             path, kinds[i].name, kinds[i].tool, path);
+            return data_error(err, "%s is %s; use a pipe: %s %s | preprocess_data --input - ...", path,
+                              kinds[i].name, kinds[i].tool, path);
         }
-        return error_set(err, EXIT_DATA,
-                         "%s is %s; write its rows as JSON lines first, for instance with pandas: "
-                         "read_feather(FILE).to_json(OUT, orient='records', lines=True)",
-                         path, kinds[i].name);
+        return data_error(err,
+                          "%s is %s; write its rows as JSON lines first, for instance with pandas: "
+                          "read_feather(FILE).to_json(OUT, orient='records', lines=True)",
+                          path, kinds[i].name);
     }
     return true;
 }
@@ -210,8 +209,8 @@ static bool read_lines(Corpus *corpus, CorpusBlock *block, bool *ended, Error *e
         }
         searched = block->bytes;
         if (block->bytes >= ENCODER_MAX_BYTES) {
-            return error_set(err, EXIT_DATA, "%s has a line longer than %d MiB; split that document",
-                             block->path, ENCODER_MAX_BYTES >> 20);
+            return data_error(err, "%s has a line longer than %d MiB; split that document", block->path,
+                              ENCODER_MAX_BYTES >> 20);
         }
     }
 }
@@ -263,8 +262,8 @@ static bool read_file(CorpusBlock *block, const char *path, Error *err) {
     size_t expected = fstat(fd, &status) == 0 && status.st_size > 0 ? (size_t)status.st_size : 0;
     for (size_t more = expected + 1; good && !ended; more *= 2) {
         if (block->bytes - file->offset > ENCODER_MAX_BYTES) {
-            good = error_set(err, EXIT_DATA, "%s is larger than %d MiB, the limit for one document; split it",
-                             path, ENCODER_MAX_BYTES >> 20);
+            good = data_error(err, "%s is larger than %d MiB, the limit for one document; split it", path,
+                              ENCODER_MAX_BYTES >> 20);
         } else {
             size_t limit = file->offset + ENCODER_MAX_BYTES + 1,
                    want = block->bytes + (more < 4096 ? 4096 : more);

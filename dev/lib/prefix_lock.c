@@ -26,13 +26,13 @@ bool prefix_lock(const char *prefix, int *lock, Error *err) {
     int reason = *lock < 0 ? errno : 0;
     free(path);
     if (reason == EEXIST)
-        return error_set(err, EXIT_DATA,
-                         "%s.lock belongs to another user or is a link; remove it if no program is writing "
-                         "the shard, or choose another --output-prefix",
-                         prefix);
+        return data_error(err,
+                          "%s.lock belongs to another user or is a link; remove it if no program is writing "
+                          "the shard, or choose another --output-prefix",
+                          prefix);
     return reason != EWOULDBLOCK ||
-           error_set(err, EXIT_DATA,
-                     "another program is writing %s; wait for it or choose another --output-prefix", prefix);
+           data_error(err, "another program is writing %s; wait for it or choose another --output-prefix",
+                      prefix);
 }
 
 void prefix_unlock(const char *prefix, int lock) {

@@ -76,7 +76,7 @@ static bool adopt_vocabulary(Config *config, const cJSON *saved, Error *err) {
     if (!json_member_int64(saved, "unpadded_vocab_size", 1, INT32_MAX, &words) ||
         !json_member_int64(saved, "padded_vocab_size", words, INT32_MAX, &rows) ||
         !json_member_int64(saved, "eod", 0, words - 1, &eod))
-        return error_set(err, EXIT_CHECKPOINT, "the vocabulary sizes are missing or invalid");
+        return ckpt_error(err, "the vocabulary sizes are missing or invalid");
     if (!config_finish(config, 1, (int)words, (int)eod, err)) return false;
     config->vocab_size_padded = (int)rows;
     return true;
@@ -96,7 +96,7 @@ bool config_of_checkpoint(Config *config, const char *saved_json, const Words *o
     for (size_t i = 0; i < COUNT_OF(fixed); i++) add_word(&line, xstrdup(fixed[i]));
     for (int i = 0; i < own->count; i++) add_word(&line, xstrdup(own->items[i]));
     bool ok = saved ? config_parse(config, line.count, line.words, NULL, 0, &why)
-                    : error_set(&why, EXIT_CHECKPOINT, "they are not a JSON object");
+                    : ckpt_error(&why, "they are not a JSON object");
     free_line(&line);
     if (ok && !adopt_vocabulary(config, saved, &why)) {
         config_free(config);
@@ -104,9 +104,8 @@ bool config_of_checkpoint(Config *config, const char *saved_json, const Words *o
     }
     cJSON_Delete(saved);
     if (!ok) {
-        return error_set(
-            err, EXIT_CHECKPOINT,
-            "the checkpoint's arguments don't describe a valid model: %.*s; load another checkpoint",
+        return ckpt_error(
+            err, "the checkpoint's arguments don't describe a valid model: %.*s; load another checkpoint",
             (int)strcspn(why.what, ";"), why.what);
     }
     return true;

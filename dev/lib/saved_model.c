@@ -40,17 +40,17 @@ static bool open_tokenizer(SavedModel *model, Error *err) {
     Error why;
     model->tokenizer = tokenizer_open(&choice, &why);
     if (!model->tokenizer) {
-        return error_set(err, EXIT_DATA, "cannot open the model's tokenizer: %.*s; pass %s",
-                         (int)strcspn(why.what, ";"), why.what,
-                         c->tokenizer_type == TOKENIZER_HUGGING_FACE ? "--tokenizer-model"
-                                                                     : "--vocab-file and --merge-file");
+        return data_error(err, "cannot open the model's tokenizer: %.*s; pass %s",
+                          (int)strcspn(why.what, ";"), why.what,
+                          c->tokenizer_type == TOKENIZER_HUGGING_FACE ? "--tokenizer-model"
+                                                                      : "--vocab-file and --merge-file");
     }
     int size = tokenizer_vocab_size(model->tokenizer), eod = tokenizer_eod(model->tokenizer);
     if (size == c->vocab_size_unpadded && eod == c->eod) return true;
-    return error_set(err, EXIT_DATA,
-                     "the tokenizer has %d ids and end-of-document id %d, but the checkpoint has %d and %d; "
-                     "pass the tokenizer files used in training",
-                     size, eod, c->vocab_size_unpadded, c->eod);
+    return data_error(err,
+                      "the tokenizer has %d ids and end-of-document id %d, but the checkpoint has %d and %d; "
+                      "pass the tokenizer files used in training",
+                      size, eod, c->vocab_size_unpadded, c->eod);
 }
 
 bool saved_model_open(SavedModel *model, const SavedModelChoice *choice, Error *err) {

@@ -32,8 +32,8 @@ struct ShardWriter {
 static bool out_failed(const OutFile *f, const char *doing, Error *err) {
     int cause = errno;
     bool full = cause == ENOSPC || cause == EDQUOT || cause == EFBIG;
-    return error_set(err, EXIT_ENVIRONMENT, "%s: cannot %s: %s; %s", f->temporary, doing, strerror(cause),
-                     full ? "free disk space or choose another output directory" : "check the disk");
+    return system_error(err, "%s: cannot %s: %s; %s", f->temporary, doing, strerror(cause),
+                        full ? "free disk space or choose another output directory" : "check the disk");
 }
 
 static bool out_open(OutFile *f, const char *prefix, const char *suffix, Error *err) {
@@ -42,16 +42,16 @@ static bool out_open(OutFile *f, const char *prefix, const char *suffix, Error *
     struct stat status;
     // Without this check only the final rename would fail, after everything has been written.
     if (stat(f->path, &status) == 0 && S_ISDIR(status.st_mode)) {
-        return error_set(
-            err, EXIT_ENVIRONMENT,
-            "cannot create %s: a directory has this name; remove it or choose another output name", f->path);
+        return system_error(
+            err, "cannot create %s: a directory has this name; remove it or choose another output name",
+            f->path);
     }
     f->fd = durable_create(f->temporary);
     if (f->fd < 0) {
         int cause = errno;
         if (cause == ENOSPC || cause == EDQUOT) return out_failed(f, "create", err);
-        return error_set(err, EXIT_ENVIRONMENT, "cannot create %s: %s; check the output directory",
-                         f->temporary, strerror(cause));
+        return system_error(err, "cannot create %s: %s; check the output directory", f->temporary,
+                            strerror(cause));
     }
     f->buffer = (uint8_t *)xmalloc(WRITE_BUFFER_BYTES, "a shard's write buffer");
     return true;
@@ -111,8 +111,7 @@ static void add_length(ShardWriter *w, int32_t length) {
 
 ShardWriter *shard_writer_open(const char *prefix, int dtype, Error *err) {
     if (!shard_dtype_size(dtype)) {
-        error_set(err, EXIT_USAGE, "%s: dtype code %d does not hold token ids; use 8 (u16) or 4 (i32)",
-                  prefix, dtype);
+        usage_error(err, "%s: dtype code %d does not hold token ids; use 8 (u16) or 4 (i32)", prefix, dtype);
         return NULL;
     }
     ShardWriter *w = (ShardWriter *)xcalloc(1, sizeof *w, "a shard writer");
@@ -159,19 +158,19 @@ static void narrow(int dtype, const int32_t *tokens, int64_t count, uint8_t *out
 
 bool shard_writer_add_sequence(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *err) {
     if (count < 0 || count > INT32_MAX) {
-        return error_set(err, EXIT_DATA,
-                         "%s: sequence %" PRId64 " has %" PRId64
-                         " tokens, but the format allows at most %d; split the document",
-                         writer->bin.path, writer->sequences, count, INT32_MAX);
+        return data_error(err,
+                          "%s: sequence %" PRId64 " has %" PRId64
+                          " tokens, but the format allows at most %d; split the document",
+                          writer->bin.path, writer->sequences, count, INT32_MAX);
     }
     int32_t low, high;
     dtype_range(writer->dtype, &low, &high);
     for (int64_t i = 0; i < count; i++) {
         if (tokens[i] < low || tokens[i] > high) {
-            return error_set(err, EXIT_DATA,
-                             "%s: sequence %" PRId64 ", position %" PRId64
-                             ": token id %d does not fit dtype code %d; use a wider dtype",
-                             writer->bin.path, writer->sequences, i, tokens[i], writer->dtype);
+            return data_error(err,
+                              "%s: sequence %" PRId64 ", position %" PRId64
+                              ": token id %d does not fit dtype code %d; use a wider dtype",
+                              writer->bin.path, writer->sequences, i, tokens[i], writer->dtype);
         }
     }
     const int64_t size = shard_dtype_size(writer->dtype), chunk = WRITE_BUFFER_BYTES / size;
@@ -196,9 +195,8 @@ static void end_open_document(ShardWriter *w) {
 
 bool shard_writer_append(ShardWriter *writer, const Shard *shard, Error *err) {
     if (shard->dtype != writer->dtype) {
-        return error_set(
-            err, EXIT_DATA,
-            "%s has dtype code %d, but the output has %d; preprocess all parts with the same vocabulary",
+        return data_error(
+            err, "%s has dtype code %d, but the output has %d; preprocess all parts with the same vocabulary",
             shard->prefix, shard->dtype, writer->dtype);
     }
     end_open_document(writer);
@@ -241,8 +239,8 @@ static void sync_folder_of(const char *path) {
 // not match its data.
 static bool publish(ShardWriter *w, Error *err) {
     if (unlink(w->idx.path) != 0 && errno != ENOENT) {
-        return error_set(err, EXIT_ENVIRONMENT, "cannot replace %s: %s; check the output directory",
-                         w->idx.path, strerror(errno));
+        return system_error(err, "cannot replace %s: %s; check the output directory", w->idx.path,
+                            strerror(errno));
     }
     if (rename(w->bin.temporary, w->bin.path) != 0) return out_failed(&w->bin, "rename", err);
     if (rename(w->idx.temporary, w->idx.path) != 0) return out_failed(&w->idx, "rename", err);

@@ -34,9 +34,13 @@ typedef struct Error {
     char what[1024];
 } Error;
 
-// Fills err (may be NULL) and returns false, so that callers can write `return error_set(err,
-// EXIT_DATA, "...", ...)`.
+// Fills err (may be NULL) and returns false, so that callers can write `return error_set(...)`.
 bool error_set(Error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+// error_set with the exit code of bad flags, of the machine, of bad data or of checkpoints.
+#define usage_error(err, ...) error_set(err, EXIT_USAGE, __VA_ARGS__)
+#define system_error(err, ...) error_set(err, EXIT_ENVIRONMENT, __VA_ARGS__)
+#define data_error(err, ...) error_set(err, EXIT_DATA, __VA_ARGS__)
+#define ckpt_error(err, ...) error_set(err, EXIT_CHECKPOINT, __VA_ARGS__)
 
 typedef struct Heartbeat Heartbeat;      // llmc/ranks/heartbeat.h
 typedef struct NodeFailure NodeFailure;  // llmc/ranks/node_failure.h

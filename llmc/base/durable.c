@@ -36,8 +36,8 @@ static const char *advice(int number) {
 
 bool durable_error(Error *err, const char *verb, const char *path) {
     int number = errno;
-    return error_set(err, EXIT_CHECKPOINT, "cannot %s %s: %s; %s", verb, path,
-                     number ? strerror(number) : "the file ended early", advice(number));
+    return ckpt_error(err, "cannot %s %s: %s; %s", verb, path,
+                      number ? strerror(number) : "the file ended early", advice(number));
 }
 
 bool write_all(int fd, const void *data, uint64_t bytes) {
@@ -170,11 +170,11 @@ char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, E
     if (fd < 0 || fstat(fd, &status) != 0) {
         durable_error(err, "open", path);
     } else if (!S_ISREG(status.st_mode)) {
-        error_set(err, EXIT_CHECKPOINT, "%s is not a plain file; check the path", path);
+        ckpt_error(err, "%s is not a plain file; check the path", path);
     } else if ((uint64_t)status.st_size > max_bytes) {
-        error_set(err, EXIT_CHECKPOINT,
-                  "%s has %lld bytes, but can have at most %llu; the file is damaged: restore it from a copy",
-                  path, (long long)status.st_size, (unsigned long long)max_bytes);
+        ckpt_error(
+            err, "%s has %lld bytes, but can have at most %llu; the file is damaged: restore it from a copy",
+            path, (long long)status.st_size, (unsigned long long)max_bytes);
     } else {
         *bytes = (uint64_t)status.st_size;
         text = (char *)xmalloc((size_t)*bytes + 1, "a file");

@@ -37,9 +37,9 @@ bool faults_from_environment(Faults *faults, int rank, Error *err) {
         if (ok && fault.rank == rank) faults->fault[faults->count++] = fault;
     }
     free(words);
-    return ok || error_set(err, EXIT_USAGE,
-                           "cannot parse SDP4BIT_FAULT=%.200s, which is for tests of this program; unset it",
-                           wanted);
+    return ok ||
+           usage_error(err, "cannot parse SDP4BIT_FAULT=%.200s, which is for tests of this program; unset it",
+                       wanted);
 }
 
 const Fault *fault_due(const Faults *faults, FaultKind kind, int64_t iteration, int64_t at) {

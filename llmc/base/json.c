@@ -31,7 +31,7 @@ cJSON *json_read_object(const char *path, uint64_t max_bytes, Error *err) {
     if (!text) return NULL;
     cJSON *object = json_parse_object(text, (size_t)bytes);
     free(text);
-    if (!object) error_set(err, EXIT_CHECKPOINT, "%s is not a JSON object; save or download it again", path);
+    if (!object) ckpt_error(err, "%s is not a JSON object; save or download it again", path);
     return object;
 }
 

@@ -45,9 +45,8 @@ bool memory_plan_allocate_within(MemoryPlan *plan, Device *device, size_t share,
         char whose[64] = "are free";
         if (sharers > 1)
             snprintf(whose, sizeof whose, "are free for each of the %d ranks of this machine", sharers);
-        return error_set(
-            err, EXIT_ENVIRONMENT,
-            "the memory plan needs %.1f MiB, but %.1f MiB %s, so it is %.1f MiB too much (see --plan)",
+        return system_error(
+            err, "the memory plan needs %.1f MiB, but %.1f MiB %s, so it is %.1f MiB too much (see --plan)",
             (double)wanted / 0x1p20, (double)share / 0x1p20, whose, (double)(wanted - share) / 0x1p20);
     }
     for (int i = 0; i < plan->count; i++) {

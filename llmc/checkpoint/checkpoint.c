@@ -93,10 +93,11 @@ static bool check_slice(const CheckpointSave *save, const Slice *s, int *tensor,
     const Tensor *t = &save->tensors[*tensor];
     bool known = tries < save->tensor_count && (unsigned)s->kind < SLICE_KINDS;
     if (known && slice_fits(t, slice_block(t, s->columns), s->lo, s->hi)) return true;
-    return error_set(err, EXIT_CHECKPOINT,
-                     "failed to save %" PRId64 "..%" PRId64
-                     " of tensor '%.200s': there is no such tensor or range; this is a bug, please report it",
-                     s->lo, s->hi, s->tensor);
+    return ckpt_error(
+        err,
+        "failed to save %" PRId64 "..%" PRId64
+        " of tensor '%.200s': there is no such tensor or range; this is a bug, please report it",
+        s->lo, s->hi, s->tensor);
 }
 
 static void add_slice(ShardPlan *shard, const CheckpointSave *save, int i, int tensor) {
@@ -132,10 +133,10 @@ static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
         }
     }
     if (!save->staging || shard->bytes <= save->staging_bytes) return true;
-    return error_set(err, EXIT_CHECKPOINT,
-                     "the slices of a checkpoint take %" PRIu64 " bytes, but their copy has only %" PRIu64
-                     "; this is a bug, please report it",
-                     shard->bytes, save->staging_bytes);
+    return ckpt_error(err,
+                      "the slices of a checkpoint take %" PRIu64 " bytes, but their copy has only %" PRIu64
+                      "; this is a bug, please report it",
+                      shard->bytes, save->staging_bytes);
 }
 
 static void free_shard(ShardPlan *shard) {
@@ -191,9 +192,9 @@ static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, cons
 static bool check_manifest(const char *text, size_t bytes, const char *path, Error *err) {
     Manifest manifest;
     if (bytes > MANIFEST_MAX_BYTES)
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s would have %zu bytes, which is too large to be loaded; save with fewer ranks",
-                         path, bytes);
+        return ckpt_error(err,
+                          "%s would have %zu bytes, which is too large to be loaded; save with fewer ranks",
+                          path, bytes);
     if (!manifest_parse(&manifest, text, bytes, path, err)) return false;
     bool ok = manifest_check_complete(&manifest, path, err);
     manifest_free(&manifest);
@@ -406,9 +407,10 @@ static bool gather(CheckpointJob *job) {
     bool ok = bytes <=
               (size_t)MANIFEST_MAX_BYTES / (size_t)job->ranks;  // keeps the gathered lengths within an int
     if (!ok)
-        error_set(&job->error, EXIT_CHECKPOINT,
-                  "a rank's list of slices takes %zu bytes, too many for a manifest; raise --ddp-bucket-size",
-                  bytes);
+        ckpt_error(
+            &job->error,
+            "a rank's list of slices takes %zu bytes, too many for a manifest; raise --ddp-bucket-size",
+            bytes);
     ok = peers_agree(job->save.peers, ok, &job->error, NULL);
     if (ok) job->entries = gather_entries(job->save.peers, entry, bytes, &job->entries_bytes);
     free(entry);

@@ -41,9 +41,9 @@ static int64_t parse_tracker(char *text, uint64_t bytes, const char *path, Error
     size_t length = strlen(text);
     if (whole && length > 0 && length <= TRACKER_MAX_DIGITS && strspn(text, "0123456789") == length)
         return strtoll(text, NULL, 10);
-    error_set(err, EXIT_CHECKPOINT,
-              "%s holds '%.40s', which is not an iteration; write the number of an iter_ folder into it",
-              path, text);
+    ckpt_error(err,
+               "%s holds '%.40s', which is not an iteration; write the number of an iter_ folder into it",
+               path, text);
     return CHECKPOINT_UNREADABLE;
 }
 
@@ -106,10 +106,10 @@ static int64_t newest_of_run(const char *directory, Error *err) {
     if (newest >= 0) return newest;
     free(save_folder_list(directory, &others));
     if (others == 0) return NO_CHECKPOINT;
-    error_set(err, EXIT_CHECKPOINT,
-              "%s has checkpoints, but none of those listed in " LINEAGE_NAME
-              "; write the iteration to resume from into " CHECKPOINT_TRACKER,
-              directory);
+    ckpt_error(err,
+               "%s has checkpoints, but none of those listed in " LINEAGE_NAME
+               "; write the iteration to resume from into " CHECKPOINT_TRACKER,
+               directory);
     return CHECKPOINT_UNREADABLE;
 }
 
@@ -118,17 +118,16 @@ static int64_t newest_of_run(const char *directory, Error *err) {
 static bool may_hold_a_run(const char *directory, Error *err) {
     struct stat status;
     if (stat(directory, &status) == 0 && !S_ISDIR(status.st_mode)) {
-        return error_set(err, EXIT_CHECKPOINT, "--load %s is not a folder; use one that a run saved into",
-                         directory);
+        return ckpt_error(err, "--load %s is not a folder; use one that a run saved into", directory);
     }
     char *manifest = text_format("%s/" MANIFEST_NAME, directory);
     bool one = durable_exists(manifest);
     free(manifest);
     if (!one) return foreign_refuse(directory, true, err);
-    return error_set(err, EXIT_CHECKPOINT,
-                     "--load %s is a single checkpoint; use its parent folder, whose " CHECKPOINT_TRACKER
-                     " names the checkpoint to load",
-                     directory);
+    return ckpt_error(err,
+                      "--load %s is a single checkpoint; use its parent folder, whose " CHECKPOINT_TRACKER
+                      " names the checkpoint to load",
+                      directory);
 }
 
 // Checks that the folder of a tracked iteration is missing or belongs to this program.
@@ -152,8 +151,8 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
             newest = newest_of_run(directory, err);
             if (newest == NO_CHECKPOINT && !may_hold_a_run(directory, err)) return CHECKPOINT_UNREADABLE;
             if (newest < 0) return newest;
-            error_set(&lost, EXIT_CHECKPOINT,
-                      "%s/" CHECKPOINT_TRACKER " is missing although there are checkpoints;", directory);
+            ckpt_error(&lost, "%s/" CHECKPOINT_TRACKER " is missing although there are checkpoints;",
+                       directory);
             break;
         case CHECKPOINT_UNREADABLE:
             // After an I/O error the tracker itself may be sound, so a later attempt may succeed.
@@ -165,9 +164,9 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
             // If that checkpoint is missing, the tracker was truncated, or the checkpoint deleted.
             newest = folder_exists(directory, tracked) ? NO_CHECKPOINT : newest_of_run(directory, NULL);
             if (newest < 0) return may_be_ours(directory, tracked, err) ? tracked : CHECKPOINT_UNREADABLE;
-            error_set(&lost, EXIT_CHECKPOINT,
-                      "%s/" CHECKPOINT_TRACKER " names iteration %" PRId64 ", which has no checkpoint;",
-                      directory, tracked);
+            ckpt_error(&lost,
+                       "%s/" CHECKPOINT_TRACKER " names iteration %" PRId64 ", which has no checkpoint;",
+                       directory, tracked);
     }
     snprintf(note, note_bytes, "WARNING: %.*s; resuming from the newest sound checkpoint in the folder",
              (int)strcspn(lost.what, ";"), lost.what);
@@ -204,17 +203,17 @@ static bool check_file(const Checkpoint *c, int file, PeersWork *work, Error *er
     uint64_t xxh3 = f->xxh3;
     bool ok = stat(path, &status) == 0 || durable_error(err, "find", path);
     if (ok && (!S_ISREG(status.st_mode) || (uint64_t)status.st_size != f->bytes)) {
-        ok = error_set(err, EXIT_CHECKPOINT,
-                       "%s is damaged: it has %lld bytes instead of %" PRIu64
-                       "; restore it from a copy or load another checkpoint",
-                       path, (long long)status.st_size, f->bytes);
+        ok = ckpt_error(err,
+                        "%s is damaged: it has %lld bytes instead of %" PRIu64
+                        "; restore it from a copy or load another checkpoint",
+                        path, (long long)status.st_size, f->bytes);
     }
     ok = ok && durable_hash_file(path, &xxh3, keep_hashing, work, err);
     if (ok && xxh3 != f->xxh3) {
-        ok = error_set(err, EXIT_CHECKPOINT,
-                       "%s is damaged: its xxh3 is %016" PRIx64 " instead of %016" PRIx64
-                       "; restore it from a copy or load another checkpoint",
-                       path, xxh3, f->xxh3);
+        ok = ckpt_error(err,
+                        "%s is damaged: its xxh3 is %016" PRIx64 " instead of %016" PRIx64
+                        "; restore it from a copy or load another checkpoint",
+                        path, xxh3, f->xxh3);
     }
     free(path);
     return ok;
@@ -236,10 +235,10 @@ static bool check_files(const Checkpoint *c, Peers peers, Error *err) {
 // Megatron-LM's "release" may hold any iteration.
 static bool check_iteration(const Checkpoint *c, int64_t iteration, const char *path, Error *err) {
     if (c->manifest.state.iteration == iteration || iteration == 0) return true;
-    return error_set(err, EXIT_CHECKPOINT,
-                     "%s belongs to iteration %" PRId64 ", but its folder is named for %" PRId64
-                     "; restore the folder's name",
-                     path, c->manifest.state.iteration, iteration);
+    return ckpt_error(err,
+                      "%s belongs to iteration %" PRId64 ", but its folder is named for %" PRId64
+                      "; restore the folder's name",
+                      path, c->manifest.state.iteration, iteration);
 }
 
 static bool read_manifest(Checkpoint *c, int64_t iteration, Peers peers, Error *err) {
@@ -346,8 +345,7 @@ Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, Peers pee
     if (*iteration < 0) *iteration = checkpoint_find(directory, note, note_bytes, err);
     if (*iteration == CHECKPOINT_UNREADABLE) return NULL;
     if (*iteration == NO_CHECKPOINT) {
-        error_set(err, EXIT_CHECKPOINT, "%s holds no checkpoint; use a folder that a run saved into",
-                  directory);
+        ckpt_error(err, "%s holds no checkpoint; use a folder that a run saved into", directory);
         return NULL;
     }
     int64_t intact = *iteration;
@@ -355,8 +353,8 @@ Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, Peers pee
     if (!c && err) *err = fault;
     if (!c || intact == *iteration) return c;
     checkpoint_close(c);
-    error_set(err, EXIT_CHECKPOINT, "%s: %.*s; pass --ckpt-step %" PRId64 " to load the previous checkpoint",
-              directory, (int)strcspn(fault.what, ";"), fault.what, intact);
+    ckpt_error(err, "%s: %.*s; pass --ckpt-step %" PRId64 " to load the previous checkpoint", directory,
+               (int)strcspn(fault.what, ";"), fault.what, intact);
     return NULL;
 }
 
@@ -416,10 +414,10 @@ bool checkpoint_check_tensors(const Checkpoint *c, const Tensor *tensors, int co
         char saved[320], ours[320];
         describe(saved, sizeof saved, m->tensors, m->tensor_count, i);
         describe(ours, sizeof ours, tensors, count, i);
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s belongs to another model: its parameter %d is %s, but this model's is %s; use "
-                         "the flags of the run that saved it, or another --load%s",
-                         c->folder, i, saved, ours, padding_hint(m, tensors, count, i));
+        return ckpt_error(err,
+                          "%s belongs to another model: its parameter %d is %s, but this model's is %s; use "
+                          "the flags of the run that saved it, or another --load%s",
+                          c->folder, i, saved, ours, padding_hint(m, tensors, count, i));
     }
     return true;
 }
@@ -430,10 +428,10 @@ static bool check_header(int fd, const ManifestFile *f, const char *path, Error 
     uint64_t length;
     if (!pread_all(fd, &length, sizeof length, 0)) return durable_error(err, "read", path);
     if (length == f->bytes - f->data_bytes - sizeof length) return true;
-    return error_set(err, EXIT_CHECKPOINT,
-                     "%s is damaged: its header does not match the manifest; restore it from a copy or"
-                     " load another checkpoint",
-                     path);
+    return ckpt_error(err,
+                      "%s is damaged: its header does not match the manifest; restore it from a copy or load "
+                      "another checkpoint",
+                      path);
 }
 
 // Returns the descriptor of a shard, or -1 on errors.
@@ -453,26 +451,25 @@ static int open_shard(const Checkpoint *c, int file, const char *path, Error *er
 
 static bool check_range(const Checkpoint *c, int tensor, const Slice *s, Error *err) {
     if (tensor < 0)
-        return error_set(
-            err, EXIT_CHECKPOINT,
-            "%s has no tensor '%.200s'; use the flags of the run that saved it or another --load", c->folder,
-            s->tensor);
+        return ckpt_error(
+            err, "%s has no tensor '%.200s'; use the flags of the run that saved it or another --load",
+            c->folder, s->tensor);
     const Tensor *t = &c->manifest.tensors[tensor];
     Columns block = slice_block(t, s->columns);
     if (!slice_fits(t, block, s->lo, s->hi)) {
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s: elements %" PRId64 "..%" PRId64 " of %" PRId64 " columns from %" PRId64
-                         " were requested of tensor '%.200s', which has %" PRId64 " x %" PRId64
-                         "; this is a bug, please report it",
-                         c->folder, s->lo, s->hi, block.count, block.first, s->tensor, t->whole[0],
-                         t->whole[1]);
+        return ckpt_error(err,
+                          "%s: elements %" PRId64 "..%" PRId64 " of %" PRId64 " columns from %" PRId64
+                          " were requested of tensor '%.200s', which has %" PRId64 " x %" PRId64
+                          "; this is a bug, please report it",
+                          c->folder, s->lo, s->hi, block.count, block.first, s->tensor, t->whole[0],
+                          t->whole[1]);
     }
     if (slice_kind_of_weights(s->kind) &&
         strcmp(c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT)) != 0) {
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s holds %s weights, but this program uses %s; load it with a program built for the"
-                         " same precision",
-                         c->folder, c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT));
+        return ckpt_error(err,
+                          "%s holds %s weights, but this program uses %s; load it with a program built for "
+                          "the same precision",
+                          c->folder, c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT));
     }
     return true;
 }
@@ -529,10 +526,10 @@ bool checkpoint_read(const Checkpoint *c, const Slice *s, void *host, Error *err
         if (!run.from) {
             char of[32] = "";
             if (slice_kind_per_node(s->kind)) snprintf(of, sizeof of, " of node %d", s->node);
-            return error_set(err, EXIT_CHECKPOINT,
-                             "%s: %s of tensor '%.200s'%s lacks element %" PRId64 " of %" PRId64 "..%" PRId64
-                             "; load another checkpoint",
-                             c->folder, slice_kind_name(s->kind), s->tensor, of, at, s->lo, s->hi);
+            return ckpt_error(err,
+                              "%s: %s of tensor '%.200s'%s lacks element %" PRId64 " of %" PRId64 "..%" PRId64
+                              "; load another checkpoint",
+                              c->folder, slice_kind_name(s->kind), s->tensor, of, at, s->lo, s->hi);
         }
         if (!read_run(c, &run, (char *)host + (at - s->lo) * slice_kind_bytes(s->kind), err)) return false;
     }

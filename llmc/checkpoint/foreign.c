@@ -100,17 +100,14 @@ bool foreign_refuse(const char *folder, bool unless_fresh, Error *err) {
     bool ok = look(tree, unless_fresh, &what, &path, err);
     fts_close(tree);
     if (ok && what && what->tool) {
-        ok = error_set(err, EXIT_CHECKPOINT,
-                       "--load %s holds %s (%s), which this program cannot load; convert it with %s", folder,
-                       what->what, path, what->tool);
+        ok = ckpt_error(err, "--load %s holds %s (%s), which this program cannot load; convert it with %s",
+                        folder, what->what, path, what->tool);
     } else if (ok && what) {
-        ok = error_set(err, EXIT_CHECKPOINT,
-                       "--load %s holds %s (%s), which this program cannot load; " OTHER_FOLDER, folder,
-                       what->what, path);
+        ok = ckpt_error(err, "--load %s holds %s (%s), which this program cannot load; " OTHER_FOLDER, folder,
+                        what->what, path);
     } else if (ok && path && unless_fresh) {
-        ok = error_set(err, EXIT_CHECKPOINT,
-                       "--load %s holds no checkpoint, but other files, such as %s; " OTHER_FOLDER, folder,
-                       path);
+        ok = ckpt_error(err, "--load %s holds no checkpoint, but other files, such as %s; " OTHER_FOLDER,
+                        folder, path);
     }
     free(path);
     return ok;

@@ -177,8 +177,8 @@ char *manifest_text(const ManifestRun *run, int world_size, int kinds, const cha
 // --- Reading -------------------------------------------------------------------------------------
 
 static bool damaged(Error *err, const char *path, const char *fault) {
-    return error_set(err, EXIT_CHECKPOINT,
-                     "%s is damaged: %s; restore it from a copy or load another checkpoint", path, fault);
+    return ckpt_error(err, "%s is damaged: %s; restore it from a copy or load another checkpoint", path,
+                      fault);
 }
 
 static const char *parse_state(const cJSON *state, RunState *out) {
@@ -416,10 +416,10 @@ static bool check_format(const cJSON *object, const char *path, Error *err) {
         !json_member_int64(object, "version", 1, JSON_INT_MAX, &version))
         return damaged(err, path, "it is not a manifest of this program");
     if (version <= FORMAT_VERSION) return true;
-    return error_set(err, EXIT_CHECKPOINT,
-                     "%s has format version %" PRId64
-                     ", but this program reads only versions up to %d; use the newer program that wrote it",
-                     path, version, FORMAT_VERSION);
+    return ckpt_error(err,
+                      "%s has format version %" PRId64
+                      ", but this program reads only versions up to %d; use the newer program that wrote it",
+                      path, version, FORMAT_VERSION);
 }
 
 bool manifest_parse(Manifest *manifest, const char *text, size_t bytes, const char *path, Error *err) {
@@ -513,10 +513,10 @@ static bool complete_on_nodes(const Manifest *m, int t, SliceKind kind, const ch
         if (hole == elements) continue;
         char of[32] = "";
         if (slice_kind_per_node(kind)) snprintf(of, sizeof of, " of node %d", node);
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s: no rank saves %s of '%s'%s starting at element %" PRId64 " of %" PRId64
-                         "; this is a bug, please report it",
-                         path, slice_kind_name(kind), m->tensors[t].name, of, hole, elements);
+        return ckpt_error(err,
+                          "%s: no rank saves %s of '%s'%s starting at element %" PRId64 " of %" PRId64
+                          "; this is a bug, please report it",
+                          path, slice_kind_name(kind), m->tensors[t].name, of, hole, elements);
     }
     return true;
 }

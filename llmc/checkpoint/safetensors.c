@@ -90,10 +90,10 @@ bool safe_writer_append(SafeWriter *w, const void *data, uint64_t bytes, Error *
     assert(data || bytes == 0);
     if (w->failed || bytes > w->total - w->written) {
         w->failed = true;
-        return error_set(err, EXIT_CHECKPOINT,
-                         "cannot write %s: more data than declared, or append after an error; this is a bug, "
-                         "please report it",
-                         w->path);
+        return ckpt_error(err,
+                          "cannot write %s: more data than declared, or append after an error; this is a "
+                          "bug, please report it",
+                          w->path);
     }
     w->failed = !write_all(w->fd, data, bytes);
     if (w->failed) return durable_error(err, "write", w->path);
@@ -122,9 +122,9 @@ void safe_writer_discard(SafeWriter *w) {
 bool safe_writer_close(SafeWriter *w, uint64_t *bytes, uint64_t *xxh3, Error *err) {
     bool ok = !w->failed && w->written == w->total;
     if (!ok)
-        error_set(err, EXIT_CHECKPOINT,
-                  "cannot finish %s: %" PRIu64 " of %" PRIu64 " bytes were written; see the previous error",
-                  w->path, w->written, w->total);
+        ckpt_error(err,
+                   "cannot finish %s: %" PRIu64 " of %" PRIu64 " bytes were written; see the previous error",
+                   w->path, w->written, w->total);
     if (ok && fsync(w->fd) != 0) ok = durable_error(err, "write", w->path);
     if (close(w->fd) != 0 && ok)
         ok = durable_error(err, "write", w->path);  // network file systems report a full disk here

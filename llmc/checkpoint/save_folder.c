@@ -44,14 +44,13 @@ bool save_folder_lock(const char *directory, double seconds, SaveLock *lock, Err
     }
     if (folder >= 0) close(folder);
     if (reason == EWOULDBLOCK)
-        return error_set(
-            err, EXIT_CHECKPOINT,
-            "another job is saving into %s; stop it, or choose another --save folder for this job",
+        return ckpt_error(
+            err, "another job is saving into %s; stop it, or choose another --save folder for this job",
             directory);
-    return reason != EEXIST || error_set(err, EXIT_CHECKPOINT,
-                                         "%s/%s belongs to another user or is a link; remove it if no job is "
-                                         "saving there, or choose another --save folder",
-                                         directory, LOCK_NAME);
+    return reason != EEXIST || ckpt_error(err,
+                                          "%s/%s belongs to another user or is a link; remove it if no job "
+                                          "is saving there, or choose another --save folder",
+                                          directory, LOCK_NAME);
 }
 
 void save_folder_unlock(SaveLock *lock) {
@@ -126,8 +125,7 @@ bool save_folder_names_free(const char *directory, Error *err) {
         char *path = text_format("%s/%s", directory, names[i]);
         bool taken = lstat(path, &status) == 0 && S_ISDIR(status.st_mode);
         ok = !taken ||
-             error_set(err, EXIT_CHECKPOINT,
-                       "%s is a folder, but every save writes a file of this name; remove it", path);
+             ckpt_error(err, "%s is a folder, but every save writes a file of this name; remove it", path);
         free(path);
     }
     return ok;
@@ -163,10 +161,10 @@ bool save_folder_allows_file(uint64_t bytes, Error *err) {
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur)
         return true;
     char size[SIZE_TEXT], most[SIZE_TEXT];
-    return error_set(err, EXIT_CHECKPOINT,
-                     "this rank's shard of a checkpoint has %s, but its file size limit is %s;"
-                     " raise the limit (ulimit -f)",
-                     size_text(bytes, size), size_text(limit.rlim_cur, most));
+    return ckpt_error(err,
+                      "this rank's shard of a checkpoint has %s, but its file size limit is %s; raise the "
+                      "limit (ulimit -f)",
+                      size_text(bytes, size), size_text(limit.rlim_cur, most));
 }
 
 bool save_folder_has_room(const char *directory, uint64_t bytes, Error *err) {
@@ -175,10 +173,10 @@ bool save_folder_has_room(const char *directory, uint64_t bytes, Error *err) {
     if (!save_folder_clear(directory, err)) return false;
     if (!free_space(directory, bytes, &available, &needed) || needed <= available) return true;
     char size[SIZE_TEXT], left[SIZE_TEXT];
-    return error_set(err, EXIT_CHECKPOINT,
-                     "a checkpoint of %s does not fit in %s, which has %s left; free some space or"
-                     " choose another folder with --save",
-                     size_text(needed, size), directory, size_text(available, left));
+    return ckpt_error(err,
+                      "a checkpoint of %s does not fit in %s, which has %s left; free some space or choose "
+                      "another folder with --save",
+                      size_text(needed, size), directory, size_text(available, left));
 }
 
 // --- Checkpoints in the folder -------------------------------------------------------------------

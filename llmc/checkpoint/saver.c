@@ -52,8 +52,8 @@ static bool replaces_no_others(const Saver *saver, int64_t iteration, Error *err
                  c->save, (long long)first);
         return true;
     }
-    return error_set(
-        err, EXIT_CHECKPOINT,
+    return ckpt_error(
+        err,
         "%.600s holds a checkpoint of iteration %lld, which this run would overwrite without having loaded "
         "it; use --load with the same folder%s, choose another --save folder, or remove the checkpoint",
         c->save, (long long)first, c->finetune ? " and without --finetune" : "");
@@ -106,10 +106,10 @@ static bool holds_folder(Saver *saver, int64_t iteration, Error *err) {
     int64_t first = save_folder_holds(c->save, iteration) ? iteration
                                                           : first_in_the_way(saver, iteration, &none);
     if (first < 0) return true;
-    return error_set(err, EXIT_CHECKPOINT,
-                     "%.600s was replaced by another folder, which holds a checkpoint of iteration %lld, "
-                     "which this run would overwrite; restore the original folder, or remove the checkpoint",
-                     c->save, (long long)first);
+    return ckpt_error(err,
+                      "%.600s was replaced by another folder, which holds a checkpoint of iteration %lld, "
+                      "which this run would overwrite; restore the original folder, or remove the checkpoint",
+                      c->save, (long long)first);
 }
 
 // Gathers the states of all replica groups, indexed by group, for free(). Each rank contributes its

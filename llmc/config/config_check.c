@@ -24,7 +24,7 @@ static int row_of(size_t offset) {
 
 #define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
 // Report a usage error, or add a note. For functions with a parameter `const Parsed *p`.
-#define REFUSE(...) error_set(p->err, EXIT_USAGE, __VA_ARGS__)
+#define REFUSE(...) usage_error(p->err, __VA_ARGS__)
 #define NOTE(...) options_note(p->notes, p->notes_bytes, __VA_ARGS__)
 #define GIVEN(parsed, field) ((parsed)->given[row_of(offsetof(Config, field))])
 

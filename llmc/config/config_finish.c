@@ -24,8 +24,8 @@ static bool finish_vocabulary(Config *c, int vocab_size, int eod, Error *err) {
     int64_t padded = round_up64(vocab_size,
                                 (int64_t)c->make_vocab_size_divisible_by * c->tensor_model_parallel_size);
     if (padded > INT32_MAX) {
-        return error_set(
-            err, EXIT_USAGE,
+        return usage_error(
+            err,
             "the vocabulary of %d padded by --make-vocab-size-divisible-by %d is too large; lower that flag",
             vocab_size, c->make_vocab_size_divisible_by);
     }
@@ -50,28 +50,27 @@ static int64_t batch_unit(const Config *c) {
 static bool whole_groups(const Config *c, Error *err) {
     int P = c->pipeline_model_parallel_size;
     if (config_pipeline_chunks(c) == 1 || c->micro_batches % P == 0) return true;
-    return error_set(err, EXIT_USAGE,
-                     "%d micro-batches per step are not divisible by --pipeline-model-parallel-size %d, "
-                     "which --num-layers-per-virtual-pipeline-stage requires; choose a --global-batch-size "
-                     "that is a multiple of %lld",
-                     c->micro_batches, P, (long long)batch_unit(c));
+    return usage_error(err,
+                       "%d micro-batches per step are not divisible by --pipeline-model-parallel-size %d, "
+                       "which --num-layers-per-virtual-pipeline-stage requires; choose a --global-batch-size "
+                       "that is a multiple of %lld",
+                       c->micro_batches, P, (long long)batch_unit(c));
 }
 
 static bool finish_batch(Config *c, Error *err) {
     int64_t unit = (int64_t)c->micro_batch_size * c->dp_size;
     if (batch_unit(c) > 1 << 30) {
-        return error_set(
-            err, EXIT_USAGE,
-            "--micro-batch-size %d x %d ranks is more than 2^30 sequences; lower --micro-batch-size",
+        return usage_error(
+            err, "--micro-batch-size %d x %d ranks is more than 2^30 sequences; lower --micro-batch-size",
             c->micro_batch_size, c->dp_size);
     }
     if (!c->global_batch_size) c->global_batch_size = (int)batch_unit(c);
     if (c->global_batch_size % unit) {
-        return error_set(err, EXIT_USAGE,
-                         "--global-batch-size %d is not divisible by --micro-batch-size %d x data-parallel "
-                         "size %d = %lld; choose a multiple of %lld or another number of ranks",
-                         c->global_batch_size, c->micro_batch_size, c->dp_size, (long long)unit,
-                         (long long)unit);
+        return usage_error(err,
+                           "--global-batch-size %d is not divisible by --micro-batch-size %d x data-parallel "
+                           "size %d = %lld; choose a multiple of %lld or another number of ranks",
+                           c->global_batch_size, c->micro_batch_size, c->dp_size, (long long)unit,
+                           (long long)unit);
     }
     c->micro_batches = (int)(c->global_batch_size / unit);
     return whole_groups(c, err);
@@ -91,25 +90,25 @@ static bool finish_rampup(Config *c, Error *err) {
     int64_t start, increment, samples, unit = batch_unit(c);
     if (!parse_count(words[0], 1, &start) || !parse_count(words[1], 1, &increment) ||
         !parse_count(words[2], 0, &samples)) {
-        return error_set(err, EXIT_USAGE,
-                         "--rampup-batch-size %s %s %s: use three integers, START and INCREMENT at least 1",
-                         words[0], words[1], words[2]);
+        return usage_error(err,
+                           "--rampup-batch-size %s %s %s: use three integers, START and INCREMENT at least 1",
+                           words[0], words[1], words[2]);
     }
     if (start > c->global_batch_size || (c->global_batch_size - start) % increment) {
-        return error_set(err, EXIT_USAGE,
-                         "--rampup-batch-size: %lld does not reach --global-batch-size %d in steps of "
-                         "%lld; choose an increment that divides the difference",
-                         (long long)start, c->global_batch_size, (long long)increment);
+        return usage_error(err,
+                           "--rampup-batch-size: %lld does not reach --global-batch-size %d in steps of "
+                           "%lld; choose an increment that divides the difference",
+                           (long long)start, c->global_batch_size, (long long)increment);
     }
     if (start % unit || (start < c->global_batch_size && increment % unit)) {
-        return error_set(err, EXIT_USAGE,
-                         "--rampup-batch-size start %lld and increment %lld must be multiples of "
-                         "%lld, the smallest batch of a step",
-                         (long long)start, (long long)increment, (long long)unit);
+        return usage_error(err,
+                           "--rampup-batch-size start %lld and increment %lld must be multiples of %lld, the "
+                           "smallest batch of a step",
+                           (long long)start, (long long)increment, (long long)unit);
     }
     if (samples > c->train_samples) {
-        return error_set(
-            err, EXIT_USAGE,
+        return usage_error(
+            err,
             "--rampup-batch-size lasts %lld samples, longer than --train-samples %lld; shorten the ramp-up",
             (long long)samples, (long long)c->train_samples);
     }
@@ -190,22 +189,20 @@ static bool finish_length(Config *c, Error *err) {
     if (c->train_samples) {
         c->train_iters = iterations_of_samples(c, 0);
         if (c->train_iters < 1) {
-            return error_set(err, EXIT_USAGE,
-                             "--train-samples %lld is less than --global-batch-size %d; raise it",
-                             (long long)c->train_samples, c->global_batch_size);
+            return usage_error(err, "--train-samples %lld is less than --global-batch-size %d; raise it",
+                               (long long)c->train_samples, c->global_batch_size);
         }
         c->total_samples = c->train_samples;
     } else if (__builtin_mul_overflow(c->train_iters, (int64_t)c->global_batch_size, &c->total_samples)) {
-        return error_set(err, EXIT_USAGE,
-                         "--train-iters %lld x --global-batch-size %d is too large; lower --train-iters",
-                         (long long)c->train_iters, c->global_batch_size);
+        return usage_error(err,
+                           "--train-iters %lld x --global-batch-size %d is too large; lower --train-iters",
+                           (long long)c->train_iters, c->global_batch_size);
     }
     int64_t evaluations = c->train_iters / c->eval_interval + 1, samples;
     if (__builtin_mul_overflow(evaluations, c->eval_iters, &samples) ||
         __builtin_mul_overflow(samples, (int64_t)c->global_batch_size, &samples)) {
-        return error_set(
-            err, EXIT_USAGE,
-            "--eval-iters %lld every --eval-interval %lld needs too many samples; lower --eval-iters",
+        return usage_error(
+            err, "--eval-iters %lld every --eval-interval %lld needs too many samples; lower --eval-iters",
             (long long)c->eval_iters, (long long)c->eval_interval);
     }
     return true;
@@ -230,26 +227,25 @@ static bool finish_schedule(Config *c, Error *err) {
         if (__builtin_mul_overflow(c->lr_decay_iters, batch, &c->decay_samples_dn) ||
             __builtin_mul_overflow(c->lr_wsd_decay_iters, batch, &c->wsd_samples) ||
             __builtin_mul_overflow(c->lr_warmup_iters, batch, &warmup)) {
-            return error_set(
-                err, EXIT_USAGE,
-                "--lr-decay-iters, --lr-wsd-decay-iters or --lr-warmup-iters x --global-batch-size %d is "
-                "too large; lower it",
-                c->global_batch_size);
+            return usage_error(err,
+                               "--lr-decay-iters, --lr-wsd-decay-iters or --lr-warmup-iters x "
+                               "--global-batch-size %d is too large; lower it",
+                               c->global_batch_size);
         }
     }
     if (c->lr_decay_style == LR_WSD && c->wsd_samples > c->decay_samples_dn) {
-        return error_set(err, EXIT_USAGE,
-                         "--lr-wsd-decay-* lasts %lld samples, longer than the whole decay of %lld samples; "
-                         "shorten it or lengthen --lr-decay-*",
-                         (long long)c->wsd_samples, (long long)c->decay_samples_dn);
+        return usage_error(err,
+                           "--lr-wsd-decay-* lasts %lld samples, longer than the whole decay of %lld "
+                           "samples; shorten it or lengthen --lr-decay-*",
+                           (long long)c->wsd_samples, (long long)c->decay_samples_dn);
     }
     c->warmup_samples_wn = c->lr_warmup_fraction > 0 ? c->lr_warmup_fraction * (double)c->decay_samples_dn
                                                      : (double)warmup;
     if (c->warmup_samples_wn >= (double)c->decay_samples_dn) {
-        return error_set(err, EXIT_USAGE,
-                         "the warm-up of %.10g samples is not shorter than the decay of %lld samples; "
-                         "shorten --lr-warmup-* or lengthen --lr-decay-*",
-                         c->warmup_samples_wn, (long long)c->decay_samples_dn);
+        return usage_error(err,
+                           "the warm-up of %.10g samples is not shorter than the decay of %lld samples; "
+                           "shorten --lr-warmup-* or lengthen --lr-decay-*",
+                           c->warmup_samples_wn, (long long)c->decay_samples_dn);
     }
     return true;
 }
@@ -265,10 +261,10 @@ static bool finish_sizes(const Config *c, Error *err) {
     double parameters = (2 * V + c->max_position_embeddings) * C + L * layer;
     double activations = tokens * (L + 2) * (12 * C + 4 * A + 6 * F) + tokens * (V + heads * T);
     if (16 * parameters < most && 4 * activations < most) return true;
-    return error_set(err, EXIT_USAGE,
-                     "a model of %.3g parameters on micro-batches of %.3g tokens is too large to plan; lower "
-                     "--hidden-size, --num-layers, --seq-length or --micro-batch-size",
-                     parameters, tokens);
+    return usage_error(err,
+                       "a model of %.3g parameters on micro-batches of %.3g tokens is too large to plan; "
+                       "lower --hidden-size, --num-layers, --seq-length or --micro-batch-size",
+                       parameters, tokens);
 }
 
 // Megatron-LM's default. With SwiGLU's third matrix, the MLP keeps about the same number of

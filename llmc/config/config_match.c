@@ -84,8 +84,8 @@ static bool same_flag(const Option *row, const cJSON *own, const cJSON *first, E
                    cJSON_IsNumber(cJSON_GetObjectItemCaseSensitive(own, "train_samples"));
     if (implied || (row->roles & PATH && same_paths(own, first, d.key)) || !differs(own, first, &d))
         return true;
-    return error_set(err, EXIT_USAGE, "%s%s is %s here and %s on rank 0; start all ranks with the same flags",
-                     row->negative ? "" : "--", row->negative ? d.key : row->name, d.was, d.is);
+    return usage_error(err, "%s%s is %s here and %s on rank 0; start all ranks with the same flags",
+                       row->negative ? "" : "--", row->negative ? d.key : row->name, d.was, d.is);
 }
 
 bool config_same(const char *own_json, const char *first_json, Error *err) {
@@ -100,9 +100,8 @@ bool config_same(const char *own_json, const char *first_json, Error *err) {
         error_set(err, EXIT_COMMUNICATION, "rank 0's flags were corrupted in transit; check the network");
     for (int i = 0; i < rows && ok; i++) ok = same_flag(&table[i], own, first, err);
     if (ok && first_difference(own, first, VOCABULARY, &d)) {
-        ok = error_set(err, EXIT_USAGE,
-                       "%s is %s here and %s on rank 0; use the same vocabulary files on all machines", d.key,
-                       d.was, d.is);
+        ok = usage_error(err, "%s is %s here and %s on rank 0; use the same vocabulary files on all machines",
+                         d.key, d.was, d.is);
     }
     cJSON_Delete(own);
     cJSON_Delete(first);
@@ -147,25 +146,24 @@ static bool match_padding(const Config *config, const cJSON *saved, Error *err) 
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(saved, "padded_vocab_size");
     if (!json_int64(item, 1, INT32_MAX, &rows) || rows == config->vocab_size_padded) return true;
     if (rows % T) {
-        return error_set(err, EXIT_CHECKPOINT,
-                         "the checkpoint's padded vocabulary size %lld is not divisible by "
-                         "--tensor-model-parallel-size %lld; use another size, or --load another checkpoint",
-                         (long long)rows, (long long)T);
+        return ckpt_error(err,
+                          "the checkpoint's padded vocabulary size %lld is not divisible by "
+                          "--tensor-model-parallel-size %lld; use another size, or --load another checkpoint",
+                          (long long)rows, (long long)T);
     }
-    return error_set(err, EXIT_CHECKPOINT,
-                     "the checkpoint's padded vocabulary size is %lld, but this run's is %d; add "
-                     "--make-vocab-size-divisible-by %lld, or --load another checkpoint",
-                     (long long)rows, config->vocab_size_padded, (long long)(rows / T));
+    return ckpt_error(err,
+                      "the checkpoint's padded vocabulary size is %lld, but this run's is %d; add "
+                      "--make-vocab-size-divisible-by %lld, or --load another checkpoint",
+                      (long long)rows, config->vocab_size_padded, (long long)(rows / T));
 }
 
 static bool match_model(const Config *config, const cJSON *saved, const cJSON *now, Error *err) {
     Difference d;
     if (!first_difference(saved, now, MODEL, &d)) return match_padding(config, saved, err);
-    return error_set(
-        err, EXIT_CHECKPOINT,
-        "the checkpoint was made with %s %s, but this run has %s; use the checkpoint's model flags, "
-        "or --load another checkpoint",
-        d.key, d.was, d.is);
+    return ckpt_error(err,
+                      "the checkpoint was made with %s %s, but this run has %s; use the checkpoint's model "
+                      "flags, or --load another checkpoint",
+                      d.key, d.was, d.is);
 }
 
 static bool match_schedule(Config *config, const cJSON *saved, const cJSON *now, Error *err) {
@@ -178,8 +176,8 @@ static bool match_schedule(Config *config, const cJSON *saved, const cJSON *now,
     // The length of the run only matters if weight decay changes over it.
     bool constant = config->weight_decay_incr_style == WEIGHT_DECAY_CONSTANT;
     if (!first_difference(saved, now, constant ? SCHEDULE : SCHEDULE | DECAY_RAMP, &d)) return true;
-    return error_set(
-        err, EXIT_CHECKPOINT,
+    return ckpt_error(
+        err,
         "the checkpoint's schedule has %s %s, but this run's has %s; add --override-opt_param-scheduler to "
         "use this run's schedule, or --use-checkpoint-opt_param-scheduler to use the checkpoint's",
         d.key, d.was, d.is);
@@ -208,9 +206,9 @@ bool config_match_checkpoint(Config *config, const char *saved_json, char *notes
     cJSON *saved = json_parse_object(saved_json, strlen(saved_json));
     cJSON *now = json_parse_object(now_json, strlen(now_json));
     bool ok = saved && now ? match(config, saved, now, notes, notes_bytes, err)
-                           : error_set(err, EXIT_CHECKPOINT,
-                                       "the arguments in the checkpoint are not a JSON object; the "
-                                       "checkpoint is damaged: load another one");
+                           : ckpt_error(err,
+                                        "the arguments in the checkpoint are not a JSON object; the "
+                                        "checkpoint is damaged: load another one");
     cJSON_Delete(saved);
     cJSON_Delete(now);
     free(now_json);

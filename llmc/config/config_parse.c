@@ -24,16 +24,16 @@ static bool read_data_args(Config *c, Error *err) {
     bool per_split = c->train_data_path.count + c->valid_data_path.count + c->test_data_path.count > 0;
     if (c->data_args_path) {
         if (c->data_path.count) {
-            return error_set(err, EXIT_USAGE, "--data-path and --data-args-path both list shards; keep one");
+            return usage_error(err, "--data-path and --data-args-path both list shards; keep one");
         }
         if (!data_args_read(&c->data_words[0], c->data_args_path, err)) return false;
         take_words(&c->data_path, &c->data_words[0]);
     }
     if (!c->per_split_data_args_path) return true;
     if (per_split || c->data_args_path) {
-        return error_set(err, EXIT_USAGE, "--per-split-data-args-path and %s both list shards; keep one",
-                         per_split ? "--train-data-path, --valid-data-path or --test-data-path"
-                                   : "--data-args-path");
+        return usage_error(err, "--per-split-data-args-path and %s both list shards; keep one",
+                           per_split ? "--train-data-path, --valid-data-path or --test-data-path"
+                                     : "--data-args-path");
     }
     if (!data_args_read_splits(c->data_words, c->per_split_data_args_path, err)) return false;
     take_words(&c->train_data_path, &c->data_words[SPLIT_TRAIN]);

@@ -22,8 +22,7 @@ typedef struct Reader {
 
 static bool add_word(Reader *reader, const char *text, size_t length, Error *err) {
     if (reader->count == MAX_WORDS) {
-        return error_set(err, EXIT_USAGE, "more than %d words on the command line; shorten it",
-                         (int)MAX_WORDS);
+        return usage_error(err, "more than %d words on the command line; shorten it", (int)MAX_WORDS);
     }
     reader->words = (char **)grow_array(reader->words, reader->count, sizeof *reader->words, "command line");
     char *word = (char *)xmalloc(length + 1, "command line");
@@ -36,8 +35,8 @@ static bool add_word(Reader *reader, const char *text, size_t length, Error *err
 static char *read_text(const char *path, size_t *bytes, Error *err) {
     FILE *file = durable_open_plain(path);
     if (!file) {
-        error_set(err, EXIT_USAGE, "@%s: %s; pass the path of an argument file", path,
-                  errno ? strerror(errno) : "not a plain file");
+        usage_error(err, "@%s: %s; pass the path of an argument file", path,
+                    errno ? strerror(errno) : "not a plain file");
         return NULL;
     }
     char *text = (char *)xmalloc(MAX_FILE_BYTES + 2, "argument file");
@@ -50,7 +49,7 @@ static char *read_text(const char *path, size_t *bytes, Error *err) {
     text[fault ? 0 : *bytes] = 0;
     if (!fault) return text;
     free(text);
-    error_set(err, EXIT_USAGE, "@%s: %s; pass the path of an argument file", path, fault);
+    usage_error(err, "@%s: %s; pass the path of an argument file", path, fault);
     return NULL;
 }
 
@@ -77,8 +76,8 @@ static bool read_quoted(Cursor *cursor, char *word, size_t *length, Error *err) 
     int first_line = cursor->line;
     for (; *cursor->at != quote; cursor->at++) {
         if (!*cursor->at) {
-            return error_set(err, EXIT_USAGE, "@%s line %d: unterminated quote; add the closing %c",
-                             cursor->path, first_line, quote);
+            return usage_error(err, "@%s line %d: unterminated quote; add the closing %c", cursor->path,
+                               first_line, quote);
         }
         if (quote == '"' && cursor->at[0] == '\\' && (cursor->at[1] == '"' || cursor->at[1] == '\\'))
             cursor->at++;
@@ -113,8 +112,8 @@ static bool read_word(Cursor *cursor, char *word, size_t *length, bool *quoted_f
 static bool add_file(Reader *reader, const char *path, int depth, Error *err);
 
 static bool no_name(Error *err) {
-    return error_set(err, EXIT_USAGE,
-                     "@ without a file name; write @path, or --flag=@value for a value that starts with @");
+    return usage_error(err,
+                       "@ without a file name; write @path, or --flag=@value for a value that starts with @");
 }
 
 // Reads "@name" in the file `from`, relative to its directory.
@@ -152,10 +151,10 @@ static bool add_text(Reader *reader, const char *path, const char *text, char *w
 static bool add_file(Reader *reader, const char *path, int depth, Error *err) {
     if (!*path) return no_name(err);
     if (depth > MAX_DEPTH || reader->files == MAX_FILES) {
-        return error_set(err, EXIT_USAGE,
-                         "@%s: argument files are nested more than %d deep, or there are more than %d; check "
-                         "whether a file includes itself",
-                         path, (int)MAX_DEPTH, (int)MAX_FILES);
+        return usage_error(err,
+                           "@%s: argument files are nested more than %d deep, or there are more than %d; "
+                           "check whether a file includes itself",
+                           path, (int)MAX_DEPTH, (int)MAX_FILES);
     }
     reader->files++;
     size_t bytes;
@@ -324,8 +323,8 @@ static bool out_of_range(const Option *row, const char *word, Error *err) {
     char range[176];
     describe_range(row, range, sizeof range);
     bool say_why = row->use == OPTION_NO_EFFECT;
-    return error_set(err, EXIT_USAGE, "--%s %s: must be %s%s%s", row->name, word, range, say_why ? "; " : "",
-                     say_why ? row->help : "");
+    return usage_error(err, "--%s %s: must be %s%s%s", row->name, word, range, say_why ? "; " : "",
+                       say_why ? row->help : "");
 }
 
 // Sets the error for a number that is out of range once it is rounded to float32.
@@ -336,8 +335,8 @@ static bool unusable_single(const Option *row, const char *word, double used, Er
     const char *advice = isinf(used) ? "use a smaller number"
                          : allowed   ? "use 0 or a larger number"
                                      : "it must be ";
-    return error_set(err, EXIT_USAGE, "--%s %s: becomes %g in float32, the type it is used in; %s%s",
-                     row->name, word, used, advice, allowed || isinf(used) ? "" : range);
+    return usage_error(err, "--%s %s: becomes %g in float32, the type it is used in; %s%s", row->name, word,
+                       used, advice, allowed || isinf(used) ? "" : range);
 }
 
 static void put(const Option *row, void *settings, const void *value, size_t bytes) {
@@ -347,8 +346,8 @@ static void put(const Option *row, void *settings, const void *value, size_t byt
 static bool store_integer(const Option *row, const char *word, void *settings, Error *err) {
     int64_t value;
     if (!read_integer(word, &value)) {
-        return error_set(err, EXIT_USAGE, "--%s %s: not a 64-bit integer; use digits only, as in --%s %s",
-                         row->name, word, row->name, row->initial ? row->initial : "1");
+        return usage_error(err, "--%s %s: not a 64-bit integer; use digits only, as in --%s %s", row->name,
+                           word, row->name, row->initial ? row->initial : "1");
     }
     int narrow = (int)value;
     bool fits = row->kind == OPTION_INT64 || narrow == value;
@@ -366,8 +365,8 @@ static bool store_integer(const Option *row, const char *word, void *settings, E
 static bool store_real(const Option *row, const char *word, void *settings, Error *err) {
     double value;
     if (!read_real(word, &value)) {
-        return error_set(err, EXIT_USAGE, "--%s %s: not a finite number; use a number such as %s", row->name,
-                         word, row->initial ? row->initial : "0.5");
+        return usage_error(err, "--%s %s: not a finite number; use a number such as %s", row->name, word,
+                           row->initial ? row->initial : "0.5");
     }
     if (value < row->low || value > row->high) return out_of_range(row, word, err);
     double used = row->single ? (double)(float)value : value;
@@ -381,20 +380,20 @@ static bool store_choice(const Option *row, const char *word, void *settings, Er
     int index = options_choice(row->choices, word);
     if (index < 0) {
         const char *why = row->no_other;
-        return error_set(err, EXIT_USAGE, "--%s %s: not one of %s%s%s", row->name, word, row->choices,
-                         why ? "; " : "", why ? why : "");
+        return usage_error(err, "--%s %s: not one of %s%s%s", row->name, word, row->choices, why ? "; " : "",
+                           why ? why : "");
     }
     put(row, settings, &index, sizeof index);
     return true;
 }
 
 static bool empty_value(const Option *row, Error *err) {
-    return error_set(err, EXIT_USAGE, "--%s: the value is empty; set one or drop the flag", row->name);
+    return usage_error(err, "--%s: the value is empty; set one or drop the flag", row->name);
 }
 
 static bool no_value(const Option *row, Error *err) {
-    return error_set(err, EXIT_USAGE, "--%s needs a value (%s); write --%s=VALUE if the value starts with --",
-                     row->name, row->value, row->name);
+    return usage_error(err, "--%s needs a value (%s); write --%s=VALUE if the value starts with --",
+                       row->name, row->value, row->name);
 }
 
 bool options_set(const Option *row, const char *word, void *settings, Error *err) {
@@ -452,21 +451,19 @@ static bool is_default(const Option *table, int rows, const char *name, size_t l
 
 static bool unknown(const Option *table, int rows, const char *word, size_t length, Error *err) {
     if (!is_flag(word)) {
-        return error_set(err, EXIT_USAGE,
-                         "unexpected argument '%s'; flags start with --, @FILE reads flags from a file, "
-                         "--help lists all flags",
-                         word);
+        return usage_error(err,
+                           "unexpected argument '%s'; flags start with --, @FILE reads flags from a file, "
+                           "--help lists all flags",
+                           word);
     }
     if (is_default(table, rows, word + 2, length - 2)) {
-        return error_set(err, EXIT_USAGE,
-                         "unknown flag %.*s: %.*s is the default, drop it (only --no-%.*s exists)",
-                         (int)length, word, (int)length, word, (int)length - 2, word + 2);
+        return usage_error(err, "unknown flag %.*s: %.*s is the default, drop it (only --no-%.*s exists)",
+                           (int)length, word, (int)length, word, (int)length - 2, word + 2);
     }
     const char *near = nearest_name(table, rows, word + 2, length - 2);
-    if (!near)
-        return error_set(err, EXIT_USAGE, "unknown flag %.*s; --help lists all flags", (int)length, word);
-    return error_set(err, EXIT_USAGE, "unknown flag %.*s; did you mean --%s? --help lists all flags",
-                     (int)length, word, near);
+    if (!near) return usage_error(err, "unknown flag %.*s; --help lists all flags", (int)length, word);
+    return usage_error(err, "unknown flag %.*s; did you mean --%s? --help lists all flags", (int)length, word,
+                       near);
 }
 
 bool options_ask(const Option *table, int rows, char *const *words, int count, const char *name) {
@@ -490,14 +487,13 @@ static bool parse_one(const Option *table, int rows, char **words, int count, in
     if (!row) return unknown(table, rows, word, length, err);
     *found = row;
     if (row->use == OPTION_REFUSED) {
-        return error_set(err, EXIT_USAGE, "%.*s is refused: %s", (int)length, word, row->help);
+        return usage_error(err, "%.*s is refused: %s", (int)length, word, row->help);
     }
     char *inline_value = word[length] == '=' ? word + length + 1 : NULL;
     ++*at;
     if (row->kind == OPTION_FLAG) {
         if (inline_value) {
-            return error_set(err, EXIT_USAGE, "%.*s takes no value; drop '=%s'", (int)length, word,
-                             inline_value);
+            return usage_error(err, "%.*s takes no value; drop '=%s'", (int)length, word, inline_value);
         }
         return options_set(row, row->negative ? "false" : "true", settings, err);
     }

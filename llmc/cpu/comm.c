@@ -58,7 +58,7 @@ void comm_open(Mesh *mesh, Device *device, double limit) {
 }
 
 bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err) {
-    return error_set(err, EXIT_ENVIRONMENT, "%s", device_kind()->only_way);
+    return system_error(err, "%s", device_kind()->only_way);
 }
 void comm_unshare(const Group *node) {}
 void comm_connect(const Mesh *mesh, void *memory) {}

@@ -81,10 +81,10 @@ static bool warm_up_blas(Error *err) {
     const size_t buffer = (size_t)(128 + 16) << 20;  // mapped per thread on x86-64, plus a margin
     void *space = mmap(NULL, buffer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (space == MAP_FAILED)
-        return error_set(err, EXIT_ENVIRONMENT,
-                         "out of memory: OpenBLAS needs %zu bytes of workspace; raise ulimit -v "
-                         "or use a machine with more memory",
-                         buffer);
+        return system_error(err,
+                            "out of memory: OpenBLAS needs %zu bytes of workspace; raise ulimit -v or use a "
+                            "machine with more memory",
+                            buffer);
     munmap(space, buffer);
     float *matrices = xcalloc(3 * N * N, sizeof *matrices, "a first matrix product");
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, N, N, N, 1.0f, matrices, N, matrices + N * N, N,
@@ -98,15 +98,15 @@ void device_identity(int index, char *text, size_t bytes) { *text = '\0'; }
 
 Device *device_open(int index, const Site *site, Error *err) {
     if (!denormals_are_kept()) {
-        error_set(err, EXIT_ENVIRONMENT,
-                  "the CPU flushes denormal numbers to zero, which changes results; "
-                  "don't link libraries built with -ffast-math, and don't set FTZ or DAZ mode");
+        system_error(err,
+                     "the CPU flushes denormal numbers to zero, which changes results; don't link libraries "
+                     "built with -ffast-math, and don't set FTZ or DAZ mode");
         return NULL;
     }
     if (!rounds_to_nearest_even()) {
-        error_set(err, EXIT_ENVIRONMENT,
-                  "the CPU does not round to nearest even, which changes results; restore the "
-                  "default rounding mode");
+        system_error(err,
+                     "the CPU does not round to nearest even, which changes results; restore the default "
+                     "rounding mode");
         return NULL;
     }
     Device *device = xcalloc(1, sizeof *device, "the device");
@@ -186,10 +186,10 @@ static void *take_memory(size_t bytes, const char *purpose, Error *err) {
     size_t rounded = fits ? (bytes / ALIGNMENT + 1) * ALIGNMENT : 0;
     void *memory = fits ? aligned_alloc(ALIGNMENT, rounded) : NULL;
     if (!memory) {
-        error_set(err, EXIT_ENVIRONMENT,
-                  "out of memory: %zu bytes for %s, but only %zu are available; use a smaller model, a "
-                  "smaller micro-batch or fewer ranks per machine",
-                  bytes, purpose, available);
+        system_error(err,
+                     "out of memory: %zu bytes for %s, but only %zu are available; use a smaller model, a "
+                     "smaller micro-batch or fewer ranks per machine",
+                     bytes, purpose, available);
         return NULL;
     }
     return memset(memory, 0, rounded);

@@ -275,7 +275,7 @@ static void close_communicator(const Group *group) {
 uint64_t comm_sent(const Group *group) { return group->comm ? group->comm->sent : 0; }
 
 bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err) {
-    if (!node->comm) return error_set(err, EXIT_ENVIRONMENT, "the node has one rank");
+    if (!node->comm) return system_error(err, "the node has one rank");
     return peer_memory_share(node->comm->peers, flags, piece, pieces, err);
 }
 

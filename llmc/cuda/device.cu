@@ -79,14 +79,13 @@ static bool driver_is_new_enough(Error *err) {
     cudaError_t status = cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
     if (status != cudaSuccess || driver == 0)
-        return error_set(err, EXIT_ENVIRONMENT,
-                         "no NVIDIA driver was found; install one, or use train_gpt_cpu");
+        return system_error(err, "no NVIDIA driver was found; install one, or use train_gpt_cpu");
     if (version_major(driver) >= version_major(runtime)) return true;
-    return error_set(err, EXIT_ENVIRONMENT,
-                     "the NVIDIA driver supports CUDA %d.%d, but this program was built with CUDA %d.%d; "
-                     "install a newer driver, or build with an older toolkit",
-                     version_major(driver), version_minor(driver), version_major(runtime),
-                     version_minor(runtime));
+    return system_error(err,
+                        "the NVIDIA driver supports CUDA %d.%d, but this program was built with CUDA %d.%d; "
+                        "install a newer driver, or build with an older toolkit",
+                        version_major(driver), version_minor(driver), version_major(runtime),
+                        version_minor(runtime));
 }
 
 // Sets the number of hardware queues, which is 8 by default, before CUDA starts. Streams that share
@@ -119,17 +118,15 @@ static bool gpu_exists(int index, Error *err) {
     int gpus = 0;
     cudaError_t status = cudaGetDeviceCount(&gpus);
     if (status != cudaSuccess || gpus == 0) {
-        return error_set(
-            err, EXIT_ENVIRONMENT,
-            "no GPU can be used: %s; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use train_gpt_cpu",
+        return system_error(
+            err, "no GPU can be used: %s; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use train_gpt_cpu",
             status == cudaSuccess ? "none is visible" : cudaGetErrorString(status));
     }
     if (index >= 0 && index < gpus) return true;
-    return error_set(
-        err, EXIT_ENVIRONMENT,
-        "GPU %d does not exist: this rank sees only %d GPUs; start as many ranks per machine as it "
-        "has GPUs, and let each rank see all of them or only its own "
-        "(CUDA_VISIBLE_DEVICES)",
+    return system_error(
+        err,
+        "GPU %d does not exist: this rank sees only %d GPUs; start as many ranks per machine as it has GPUs, "
+        "and let each rank see all of them or only its own (CUDA_VISIBLE_DEVICES)",
         index, gpus);
 }
 
@@ -137,8 +134,8 @@ static bool device_describe(Device *device, Error *err) {
     cudaDeviceProp p;
     cudaError_t status = cudaGetDeviceProperties(&p, device->index);
     if (status != cudaSuccess) {
-        return error_set(err, EXIT_ENVIRONMENT, "cannot read the properties of GPU %d: %s; check nvidia-smi",
-                         device->index, cudaGetErrorString(status));
+        return system_error(err, "cannot read the properties of GPU %d: %s; check nvidia-smi", device->index,
+                            cudaGetErrorString(status));
     }
     snprintf(device->name, sizeof device->name, "%.127s", p.name);
     device->major = p.major;
@@ -147,8 +144,8 @@ static bool device_describe(Device *device, Error *err) {
     device->shared_bytes_block = p.sharedMemPerBlockOptin;
     device->l2_bytes = (size_t)p.l2CacheSize;
     if (p.major >= OLDEST_MAJOR) return true;
-    return error_set(
-        err, EXIT_ENVIRONMENT,
+    return system_error(
+        err,
         "GPU %d (%s) has compute capability %d.%d, but bf16 training needs 8.0 or newer; use another GPU",
         device->index, device->name, p.major, p.minor);
 }
@@ -164,9 +161,9 @@ static bool arithmetic_is_exact(const Device *device, Error *err) {
     volatile float smallest_normal = FLT_MIN, half = 0.5f;
     volatile float denormal = smallest_normal * half;
     if (fegetround() != FE_TONEAREST || !(denormal > 0.0f)) {
-        return error_set(err, EXIT_ENVIRONMENT,
-                         "the CPU flushes denormal numbers to zero or does not round to nearest even, which "
-                         "changes results; don't link libraries built with -ffast-math");
+        return system_error(err,
+                            "the CPU flushes denormal numbers to zero or does not round to nearest even, "
+                            "which changes results; don't link libraries built with -ffast-math");
     }
     float *product = NULL, result = 0.0f;
     cudaError_t status = cudaMalloc((void **)&product, sizeof *product);
@@ -178,16 +175,16 @@ static bool arithmetic_is_exact(const Device *device, Error *err) {
         cudaFree(product);
     }
     if (status != cudaSuccess) {
-        return error_set(err, EXIT_ENVIRONMENT,
-                         "GPU %d (%s, compute capability %d.%d) cannot run this program: %s; build it for "
-                         "this GPU (make gpu ARCH=native)",
-                         device->index, device->name, device->major, device->minor,
-                         cudaGetErrorString(status));
+        return system_error(err,
+                            "GPU %d (%s, compute capability %d.%d) cannot run this program: %s; build it for "
+                            "this GPU (make gpu ARCH=native)",
+                            device->index, device->name, device->major, device->minor,
+                            cudaGetErrorString(status));
     }
     if (result == denormal) return true;
-    return error_set(err, EXIT_ENVIRONMENT,
-                     "this program's GPU code flushes denormal numbers to zero, which changes results; build "
-                     "it without -use_fast_math and -ftz=true");
+    return system_error(err,
+                        "this program's GPU code flushes denormal numbers to zero, which changes results; "
+                        "build it without -use_fast_math and -ftz=true");
 }
 
 // --- the device ----------------------------------------------------------------------------------
@@ -201,9 +198,9 @@ Device *device_open(int index, const Site *site, Error *err) {
         cudaError_t status = cudaSetDevice(index);
         if (status == cudaSuccess && arithmetic_is_exact(device, err)) return device;
         if (status != cudaSuccess) {
-            error_set(err, EXIT_ENVIRONMENT,
-                      "GPU %d (%s) cannot be opened: %s; check whether another program uses it (nvidia-smi)",
-                      index, device->name, cudaGetErrorString(status));
+            system_error(
+                err, "GPU %d (%s) cannot be opened: %s; check whether another program uses it (nvidia-smi)",
+                index, device->name, cudaGetErrorString(status));
         }
     }
     free(device);
@@ -291,10 +288,10 @@ void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err
         cudaGetLastError();  // clears the error, which check_launch would report otherwise
         size_t available = 0, total = 0;
         device_memory(device, &available, &total);
-        error_set(err, EXIT_ENVIRONMENT,
-                  "out of GPU memory: %zu bytes for %s, but only %zu of %zu are available; use a "
-                  "smaller model, a smaller micro-batch or --recompute-granularity full",
-                  bytes, purpose, available, total);
+        system_error(err,
+                     "out of GPU memory: %zu bytes for %s, but only %zu of %zu are available; use a smaller "
+                     "model, a smaller micro-batch or --recompute-granularity full",
+                     bytes, purpose, available, total);
         return NULL;
     }
     cuda_check(device->site, status, "allocating GPU memory");
@@ -316,9 +313,8 @@ void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err) 
     cudaError_t status = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);  // whole pages
     if (status == cudaSuccess) return memset(memory, 0, bytes);
     cudaGetLastError();  // clears the error, which check_launch would report otherwise
-    error_set(err, EXIT_ENVIRONMENT,
-              "out of page-locked host memory: %zu bytes for %s (%s); free memory or raise ulimit -l", bytes,
-              purpose, cudaGetErrorString(status));
+    system_error(err, "out of page-locked host memory: %zu bytes for %s (%s); free memory or raise ulimit -l",
+                 bytes, purpose, cudaGetErrorString(status));
     return NULL;
 }
 

@@ -18,33 +18,32 @@ enum {
 static inline bool limits_check_model(int C, int NH, int HD, int F, int V, int64_t N, Error *err) {
     const int multiple = LIMIT_MULTIPLE;
     if (C % multiple || C > LIMIT_HIDDEN) {
-        return error_set(
-            err, EXIT_USAGE,
-            "--hidden-size %d must be a multiple of %d and at most %d on GPUs; change it, or use "
-            "train_gpt_cpu",
-            C, multiple, LIMIT_HIDDEN);
+        return usage_error(err,
+                           "--hidden-size %d must be a multiple of %d and at most %d on GPUs; change it, or "
+                           "use train_gpt_cpu",
+                           C, multiple, LIMIT_HIDDEN);
     }
     if (HD % multiple || HD > LIMIT_HEAD) {
-        return error_set(err, EXIT_USAGE,
-                         "%d attention heads of size %d: the size must be a multiple of %d and at most %d on "
-                         "GPUs; choose another --num-attention-heads",
-                         NH, HD, multiple, LIMIT_HEAD);
+        return usage_error(err,
+                           "%d attention heads of size %d: the size must be a multiple of %d and at most %d "
+                           "on GPUs; choose another --num-attention-heads",
+                           NH, HD, multiple, LIMIT_HEAD);
     }
     if (F % multiple) {
-        return error_set(err, EXIT_USAGE, "--ffn-hidden-size %d must be a multiple of %d on GPUs; change it",
-                         F, multiple);
+        return usage_error(err, "--ffn-hidden-size %d must be a multiple of %d on GPUs; change it", F,
+                           multiple);
     }
     if (V % multiple) {
-        return error_set(err, EXIT_USAGE,
-                         "the padded vocabulary of %d rows must be a multiple of %d on GPUs; use "
-                         "--make-vocab-size-divisible-by 128 (the default) or another multiple of %d",
-                         V, multiple, multiple);
+        return usage_error(err,
+                           "the padded vocabulary of %d rows must be a multiple of %d on GPUs; use "
+                           "--make-vocab-size-divisible-by 128 (the default) or another multiple of %d",
+                           V, multiple, multiple);
     }
     if (N > INT_MAX) {  // row indices are 32-bit
-        return error_set(err, EXIT_USAGE,
-                         "a micro-batch has %lld tokens, but a GPU supports at most %d; use a smaller "
-                         "--micro-batch-size",
-                         (long long)N, INT_MAX);
+        return usage_error(
+            err,
+            "a micro-batch has %lld tokens, but a GPU supports at most %d; use a smaller --micro-batch-size",
+            (long long)N, INT_MAX);
     }
     return true;
 }

@@ -52,7 +52,7 @@ struct PeerMemory {
 static bool cuda_ok(cudaError_t status, const char *what, Error *err) {
     if (status == cudaSuccess) return true;
     cudaGetLastError();  // clears the error, which the next kernel launch would report otherwise
-    return error_set(err, EXIT_ENVIRONMENT, "%s failed: %s", what, cudaGetErrorString(status));
+    return system_error(err, "%s failed: %s", what, cudaGetErrorString(status));
 }
 
 // --- mapping memory ------------------------------------------------------------------------------
@@ -69,11 +69,11 @@ static bool make_offer(const PeerMemory *n, void *memory, size_t bytes, Offer *o
     size_t whole = 0;
     memset(offer, 0, sizeof *offer);
     if (bytes < sizeof offer->mark) {
-        return error_set(err, EXIT_ENVIRONMENT, "a shared memory range has %zu bytes, but needs at least %zu",
-                         bytes, sizeof offer->mark);
+        return system_error(err, "a shared memory range has %zu bytes, but needs at least %zu", bytes,
+                            sizeof offer->mark);
     }
     if (n->address_range(&base, &whole, (CUdeviceptr)memory) != CUDA_SUCCESS) {
-        return error_set(err, EXIT_ENVIRONMENT, "cannot share %p: cudaMalloc did not allocate it", memory);
+        return system_error(err, "cannot share %p: cudaMalloc did not allocate it", memory);
     }
     offer->offset = (uint64_t)((CUdeviceptr)memory - base);
     offer->bytes = bytes;
@@ -94,9 +94,8 @@ static void close_region(Region *region) {
 static bool reach(Region *region, const Offer *offer, int r, Error *err) {
     uint64_t mark = 0;
     if (offer->bytes != region->bytes) {
-        return error_set(err, EXIT_ENVIRONMENT,
-                         "rank %d of the node shares %zu bytes, but this rank shares %zu", r,
-                         (size_t)offer->bytes, region->bytes);
+        return system_error(err, "rank %d of the node shares %zu bytes, but this rank shares %zu", r,
+                            (size_t)offer->bytes, region->bytes);
     }
     cudaError_t done = cudaIpcOpenMemHandle(&region->mapped[r], offer->handle,
                                             cudaIpcMemLazyEnablePeerAccess);
@@ -105,7 +104,7 @@ static bool reach(Region *region, const Offer *offer, int r, Error *err) {
     done = cudaMemcpy(&mark, region->of[r], sizeof mark, cudaMemcpyDeviceToHost);
     if (!cuda_ok(done, "reading another GPU's memory", err)) return false;
     return mark == offer->mark ||
-           error_set(err, EXIT_ENVIRONMENT, "reading the memory of rank %d of the node gives wrong data", r);
+           system_error(err, "reading the memory of rank %d of the node gives wrong data", r);
 }
 
 // Maps the range at `memory` of each rank in all other ranks. Collective. Maps nothing on failure.
@@ -170,7 +169,7 @@ static bool batch_ok(const PeerMemory *n, Stream *stream, unsigned count, CUstre
     CUresult status = n->batch(stream_handle(stream), count, op, 0);
     if (!cuda_ok(cudaStreamSynchronize(stream_handle(stream)), "cuStreamBatchMemOp", err)) return false;
     return status == CUDA_SUCCESS ||
-           error_set(err, EXIT_ENVIRONMENT, "cuStreamBatchMemOp failed: driver error %d", (int)status);
+           system_error(err, "cuStreamBatchMemOp failed: driver error %d", (int)status);
 }
 
 // Polls the other ranks' flags from the host. Returns true once all have arrived, false after
@@ -183,9 +182,8 @@ static bool all_flags_set(const PeerMemory *n, Error *err) {
         if (!cuda_ok(read, "reading flags", err)) return false;
         while (here < n->size && (here == n->rank || flag[here] == n->barrier)) here++;
         if (here == n->size || MPI_Wtime() < until) continue;
-        return error_set(err, EXIT_ENVIRONMENT,
-                         "a flag written into another GPU's memory did not arrive within %g s",
-                         PATIENCE_SECONDS);
+        return system_error(err, "a flag written into another GPU's memory did not arrive within %g s",
+                            PATIENCE_SECONDS);
     }
     return true;
 }
@@ -223,15 +221,14 @@ static bool can_share(PeerMemory *n, int pieces, Error *err) {
     n->address_range = driver ? (AddressRange)dlsym(driver, "cuMemGetAddressRange_v2") : NULL;
     bool ok = true;
     if (!on_one_host(n)) {
-        ok = error_set(err, EXIT_ENVIRONMENT, "the ranks of a node run on several hosts");
+        ok = system_error(err, "the ranks of a node run on several hosts");
     } else if (n->size > MAX_PEERS) {
-        ok = error_set(err, EXIT_ENVIRONMENT, "a node has %d ranks, but at most %d can share memory", n->size,
-                       MAX_PEERS);
+        ok = system_error(err, "a node has %d ranks, but at most %d can share memory", n->size, MAX_PEERS);
     } else if (!n->batch || !n->address_range) {
-        ok = error_set(err, EXIT_ENVIRONMENT, "the CUDA driver has no cuStreamBatchMemOp; update the driver");
+        ok = system_error(err, "the CUDA driver has no cuStreamBatchMemOp; update the driver");
     } else if (pieces > COMM_PIECES || peer_memory_sharing(n)) {
-        ok = error_set(err, EXIT_ENVIRONMENT, "%d memory ranges are too many to share; the limit is %d",
-                       pieces, COMM_PIECES);
+        ok = system_error(err, "%d memory ranges are too many to share; the limit is %d", pieces,
+                          COMM_PIECES);
     }
     return peers_agree(n->node, ok, err, NULL);
 }

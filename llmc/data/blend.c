@@ -28,31 +28,31 @@ static bool has_numbers(const char *const *words, int count) {
 
 static bool read_weights(DataSource *source, const char *const *words, int count, Error *err) {
     if (count % 2) {
-        return error_set(err, EXIT_USAGE,
-                         "--data-path: %d arguments are not \"weight prefix\" pairs; pass one prefix, or a "
-                         "weight before every prefix, or prefixes only",
-                         count);
+        return usage_error(err,
+                           "--data-path: %d arguments are not \"weight prefix\" pairs; pass one prefix, or a "
+                           "weight before every prefix, or prefixes only",
+                           count);
     }
     source->weights = (double *)xcalloc((size_t)count / 2, sizeof(double), "blend weights");
     for (int i = 0; i < count; i += 2) {
         double *w = &source->weights[i / 2];
         if (parse_number(words[i], w) && isfinite(*w) && *w > 0) continue;
-        return error_set(err, EXIT_USAGE,
-                         "--data-path: weight '%s' of '%s' is not a positive number; put a weight before "
-                         "every prefix",
-                         words[i], words[i + 1]);
+        return usage_error(
+            err,
+            "--data-path: weight '%s' of '%s' is not a positive number; put a weight before every prefix",
+            words[i], words[i + 1]);
     }
     return true;
 }
 
 bool data_source_open(DataSource *source, const char *const *words, int count, Error *err) {
     *source = (DataSource){0};
-    if (count < 1) return error_set(err, EXIT_USAGE, "--data-path is empty; pass the prefix of a shard");
+    if (count < 1) return usage_error(err, "--data-path is empty; pass the prefix of a shard");
     bool pairs = count > 1 && has_numbers(words, count);
     int shards = pairs ? count / 2 : count;
     if (shards > INT16_MAX) {
-        return error_set(err, EXIT_USAGE,
-                         "--data-path has more than %d shards; merge some with merge_datasets", INT16_MAX);
+        return usage_error(err, "--data-path has more than %d shards; merge some with merge_datasets",
+                           INT16_MAX);
     }
     source->shard = (Shard *)xcalloc((size_t)count, sizeof(Shard), "shards");
     bool ok = !pairs || read_weights(source, words, count, err);
@@ -139,10 +139,10 @@ static int64_t whole_samples(double x) { return x < 0x1p62 ? (int64_t)ceil(x) : 
 // again, draw.
 static bool build_weighted(BlendedDataset *d, const DataSource *source, const SplitRequest *r, Error *err) {
     if (r->samples == ONE_EPOCH) {
-        return error_set(err, EXIT_USAGE,
-                         "a weighted blend cannot read its %s split exactly once; pass the prefixes without "
-                         "weights, or drop --full-validation",
-                         split_name(r->split));
+        return usage_error(err,
+                           "a weighted blend cannot read its %s split exactly once; pass the prefixes "
+                           "without weights, or drop --full-validation",
+                           split_name(r->split));
     }
     memcpy(d->weights, source->weights, (size_t)d->shards * sizeof(double));
     normalize(d->weights, d->shards);
@@ -162,12 +162,12 @@ static bool build_list(BlendedDataset *d, const DataSource *source, const SplitR
         const GptDataset *part = &d->parts[i];
         if (!build_part(d, i, &source->shard[i], r, ONE_EPOCH, err)) return false;
         if (part->samples == 0) {
-            return error_set(
-                err, EXIT_DATA,
-                "%s: the %" PRId64
-                " tokens of its %s split are too few for one sample of %d tokens; remove the shard, or "
-                "add weights to the list",
-                part->shard->prefix, part->tokens_per_epoch, split_name(r->split), r->seq_length);
+            return data_error(err,
+                              "%s: the %" PRId64
+                              " tokens of its %s split are too few for one sample of %d tokens; remove the "
+                              "shard, or add weights to the list",
+                              part->shard->prefix, part->tokens_per_epoch, split_name(r->split),
+                              r->seq_length);
         }
         d->weights[i] = (double)part->samples;
         d->samples += part->samples;
@@ -203,10 +203,10 @@ static bool check_draws(BlendedDataset *d, Error *err) {
             d->samples = k;
             return true;
         }
-        return error_set(err, EXIT_DATA,
-                         "%s: the blend needs sample %" PRId64 " of this shard, which has %" PRId64
-                         "; request more samples, reduce its weight or add data",
-                         part->shard->prefix, d->blend_sample[k], part->samples);
+        return data_error(err,
+                          "%s: the blend needs sample %" PRId64 " of this shard, which has %" PRId64
+                          "; request more samples, reduce its weight or add data",
+                          part->shard->prefix, d->blend_sample[k], part->samples);
     }
     return true;
 }
@@ -224,10 +224,10 @@ static bool build_draws(BlendedDataset *d, bool exhaust, Error *err) {
     d->blend_shard = (int16_t *)node_memory_alloc(d->memory, n * sizeof(int16_t));
     if (d->blend_shard) d->blend_sample = (int64_t *)node_memory_alloc(d->memory, n * sizeof(int64_t));
     if (!d->blend_sample) {
-        return error_set(err, EXIT_ENVIRONMENT,
-                         "out of memory for a blend of %" PRId64
-                         " samples; request fewer or use a machine with more memory",
-                         d->samples);
+        return system_error(err,
+                            "out of memory for a blend of %" PRId64
+                            " samples; request fewer or use a machine with more memory",
+                            d->samples);
     }
     if (node_memory_fills(d->memory)) fill_draws(d, exhaust);
     node_memory_publish(d->memory);
@@ -240,8 +240,7 @@ bool blended_dataset_build(BlendedDataset *dataset, const DataSource *source, co
     assert(r->split >= 0 && r->split < SPLITS && r->surplus >= 0);
     *dataset = (BlendedDataset){.shards = source->shards, .requested = r->samples, .memory = memory};
     if (r->bounds && r->bounds[r->split + 1] <= r->bounds[r->split]) {
-        return error_set(err, EXIT_USAGE,
-                         "--split gives no weight to a split that needs samples; set its weight");
+        return usage_error(err, "--split gives no weight to a split that needs samples; set its weight");
     }
     dataset->parts = (GptDataset *)xcalloc((size_t)source->shards, sizeof(GptDataset), "blend parts");
     bool exhaust = r->samples == ONE_EPOCH, ok = build_parts(dataset, source, r, err);

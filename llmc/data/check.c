@@ -79,11 +79,11 @@ bool check_ends(const Shard *shard, const LoaderOptions *options, int64_t most, 
     if (options->eod < 0 || e.seen < 2 || !e.alike || e.last == options->eod) return true;
     bool certain = e.seen >= ENOUGH && !e.elsewhere && e.last > e.largest;
     if (certain && options->known_ids) {
-        return error_set(err, EXIT_DATA,
-                         "%s: its documents end with id %d, which occurs nowhere else, instead of %d, this "
-                         "vocabulary's EOD; pass the --tokenizer-type that the shard was made "
-                         "with, or NullTokenizer",
-                         shard->prefix, e.last, options->eod);
+        return data_error(
+            err,
+            "%s: its documents end with id %d, which occurs nowhere else, instead of %d, this vocabulary's "
+            "EOD; pass the --tokenizer-type that the shard was made with, or NullTokenizer",
+            shard->prefix, e.last, options->eod);
     }
     if (!out) return true;
     fprintf(out,

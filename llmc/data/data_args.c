@@ -15,7 +15,7 @@ static char *read_text(const char *path, uint64_t *bytes, Error *err) {
     char *text = durable_read_file(path, MAX_BYTES, bytes, err);
     if (!text && err) err->code = EXIT_USAGE;
     if (text && strlen(text) != *bytes) {
-        error_set(err, EXIT_USAGE, "%s contains NUL bytes; use a text file", path);
+        usage_error(err, "%s contains NUL bytes; use a text file", path);
         free(text);
         return NULL;
     }
@@ -40,7 +40,7 @@ bool data_args_read(DataWords *words, const char *path, Error *err) {
     cut_words(words, text);
     if (words->count) return true;
     data_words_free(words);
-    return error_set(err, EXIT_USAGE, "--data-args-path %s is empty; list shards as for --data-path", path);
+    return usage_error(err, "--data-args-path %s is empty; list shards as for --data-path", path);
 }
 
 // Joins the elements of a list, each followed by a space (malloc'ed). Returns NULL if an element is
@@ -71,10 +71,10 @@ static bool read_member(DataWords *words, const cJSON *object, const char *name,
                                          : NULL;
     if (text) cut_words(words, text);
     if (text || cJSON_IsNull(member)) return true;
-    return error_set(err, EXIT_USAGE,
-                     "--per-split-data-args-path %s: \"%s\" is %s; write a list of prefixes, with or without "
-                     "weights before them",
-                     path, name, member ? "not a list of words" : "missing");
+    return usage_error(err,
+                       "--per-split-data-args-path %s: \"%s\" is %s; write a list of prefixes, with or "
+                       "without weights before them",
+                       path, name, member ? "not a list of words" : "missing");
 }
 
 bool data_args_read_splits(DataWords words[SPLITS], const char *path, Error *err) {
@@ -85,10 +85,10 @@ bool data_args_read_splits(DataWords words[SPLITS], const char *path, Error *err
     cJSON *object = json_parse_object(text, bytes);
     free(text);
     for (int s = 0; s < SPLITS; s++) words[s] = (DataWords){0};
-    bool ok = object || error_set(err, EXIT_USAGE,
-                                  "--per-split-data-args-path %s is not a JSON object; use one with "
-                                  "\"train\", \"valid\" and \"test\"",
-                                  path);
+    bool ok = object || usage_error(err,
+                                    "--per-split-data-args-path %s is not a JSON object; use one with "
+                                    "\"train\", \"valid\" and \"test\"",
+                                    path);
     for (int s = 0; ok && s < SPLITS; s++) ok = read_member(&words[s], object, names[s], path, err);
     cJSON_Delete(object);
     for (int s = 0; !ok && s < SPLITS; s++) data_words_free(&words[s]);

@@ -27,20 +27,20 @@ static bool parse_weights(const char *text, double weight[SPLITS], Error *err) {
         size_t length = strspn(p, ".0123456789");
         char number[64], *end;
         if (length >= sizeof number) {
-            return error_set(err, EXIT_USAGE,
-                             "--split '%s': number too long; use three weights such as 969, 30, 1", text);
+            return usage_error(err, "--split '%s': number too long; use three weights such as 969, 30, 1",
+                               text);
         }
         memcpy(number, p, length);
         number[length] = 0;
         double value = strtod(number, &end);
         if (*end || end == number || !isfinite(value)) {
-            return error_set(err, EXIT_USAGE,
-                             "--split '%s': '%s' is not a number; use three weights such as 969, 30, 1", text,
-                             number);
+            return usage_error(err,
+                               "--split '%s': '%s' is not a number; use three weights such as 969, 30, 1",
+                               text, number);
         }
         if (count == SPLITS) {
-            return error_set(err, EXIT_USAGE,
-                             "--split '%s': more than three weights; use three such as 969, 30, 1", text);
+            return usage_error(err, "--split '%s': more than three weights; use three such as 969, 30, 1",
+                               text);
         }
         weight[count++] = value;
         p += length;
@@ -53,8 +53,7 @@ bool split_parse(const char *text, double bounds[SPLITS + 1], Error *err) {
     if (!parse_weights(text, weight, err)) return false;
     double sum = weight[0] + weight[1] + weight[2];
     if (!(sum > 0) || !isfinite(sum)) {
-        return error_set(err, EXIT_USAGE, "--split '%s': no positive weight; use three such as 969, 30, 1",
-                         text);
+        return usage_error(err, "--split '%s': no positive weight; use three such as 969, 30, 1", text);
     }
     bounds[0] = 0;
     for (int i = 0; i < SPLITS; i++) bounds[i + 1] = bounds[i] + weight[i] / sum;
@@ -98,11 +97,11 @@ static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
                d->documents <= MAX_DOCUMENTS && (all - 1) / s < MAX_SAMPLES;
     }
     if (!fits) {
-        return error_set(err, EXIT_DATA,
-                         "%s: %" PRId64 " samples of %d tokens from the %" PRId64
-                         " tokens of the %s split exceed the limits of the index "
-                         "(2^33 documents, 2^32 samples); request fewer or add data",
-                         d->shard->prefix, requested, d->seq_length, per_epoch, split_name(d->split));
+        return data_error(err,
+                          "%s: %" PRId64 " samples of %d tokens from the %" PRId64
+                          " tokens of the %s split exceed the limits of the index (2^33 documents, 2^32 "
+                          "samples); request fewer or add data",
+                          d->shard->prefix, requested, d->seq_length, per_epoch, split_name(d->split));
     }
     d->samples = (all - 1) / s;
     d->samples_before_final = d->samples;
@@ -118,26 +117,25 @@ static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
 static bool plan(GptDataset *d, int64_t requested, Error *err) {
     const char *prefix = d->shard->prefix, *name = split_name(d->split);
     if (d->seq_length < 1 || requested < ONE_EPOCH) {
-        return error_set(err, EXIT_USAGE,
-                         "%s: %" PRId64 " samples of %d tokens requested; use positive sizes", prefix,
-                         requested, d->seq_length);
+        return usage_error(err, "%s: %" PRId64 " samples of %d tokens requested; use positive sizes", prefix,
+                           requested, d->seq_length);
     }
     if (d->end_sequence > INT32_MAX) {
-        return error_set(err, EXIT_DATA,
-                         "%s: more than 2^31 sequences; split the shard into several and blend them", prefix);
+        return data_error(err, "%s: more than 2^31 sequences; split the shard into several and blend them",
+                          prefix);
     }
     if (d->first_sequence >= d->end_sequence) {
-        return error_set(err, EXIT_DATA,
-                         "%s: the %s split has none of the %" PRId64
-                         " sequences; increase its --split weight, set it to 0, or add data",
-                         prefix, name, d->shard->sequences);
+        return data_error(err,
+                          "%s: the %s split has none of the %" PRId64
+                          " sequences; increase its --split weight, set it to 0, or add data",
+                          prefix, name, d->shard->sequences);
     }
     d->tokens_per_epoch = tokens_between(d->shard, d->first_sequence, d->end_sequence);
     if (d->tokens_per_epoch < 2) {
-        return error_set(err, EXIT_DATA,
-                         "%s: the %s split has %" PRId64
-                         " tokens but needs at least 2; increase its --split weight or add data",
-                         prefix, name, d->tokens_per_epoch);
+        return data_error(err,
+                          "%s: the %s split has %" PRId64
+                          " tokens but needs at least 2; increase its --split weight or add data",
+                          prefix, name, d->tokens_per_epoch);
     }
     return plan_epochs(d, requested, err);
 }
@@ -192,10 +190,10 @@ static bool allocate(GptDataset *d, Error *err) {
     if (d->document_index) d->sample_index = (uint64_t *)node_memory_alloc(d->memory, entries);
     if (d->sample_index) d->shuffle_index = (uint32_t *)node_memory_alloc(d->memory, shuffled);
     if (d->shuffle_index) return true;
-    return error_set(err, EXIT_ENVIRONMENT,
-                     "%s: out of memory for the index of the %s split (%zu MB); request fewer samples or use "
-                     "a machine with more memory",
-                     d->shard->prefix, split_name(d->split), (documents + entries + shuffled) >> 20);
+    return system_error(err,
+                        "%s: out of memory for the index of the %s split (%zu MB); request fewer samples or "
+                        "use a machine with more memory",
+                        d->shard->prefix, split_name(d->split), (documents + entries + shuffled) >> 20);
 }
 
 bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, const PartRequest *request,

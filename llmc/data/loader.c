@@ -17,20 +17,19 @@
 static bool check_options(const LoaderOptions *o, Error *err) {
     if (o->seq_length < 1 || o->vocab_size < 1 || o->micro_batch_size < 1 || o->dp_size < 1 ||
         o->dp_rank < 0 || o->dp_rank >= o->dp_size) {
-        return error_set(err, EXIT_USAGE,
-                         "invalid sizes: sequence length %d, vocabulary %d, micro-batch %d, data-parallel "
-                         "rank %d of %d; use positive sizes",
-                         o->seq_length, o->vocab_size, o->micro_batch_size, o->dp_rank, o->dp_size);
+        return usage_error(err,
+                           "invalid sizes: sequence length %d, vocabulary %d, micro-batch %d, data-parallel "
+                           "rank %d of %d; use positive sizes",
+                           o->seq_length, o->vocab_size, o->micro_batch_size, o->dp_rank, o->dp_size);
     }
     if (o->mock_data && o->vocab_size < 3) {
-        return error_set(err, EXIT_USAGE, "--mock-data needs a vocabulary of at least 3 ids, not %d",
-                         o->vocab_size);
+        return usage_error(err, "--mock-data needs a vocabulary of at least 3 ids, not %d", o->vocab_size);
     }
     bool needs_eod = o->eod_mask_loss || o->reset_position_ids || o->reset_attention_mask;
     if (needs_eod && !o->mock_data && (o->eod < 0 || o->eod >= o->vocab_size)) {
-        return error_set(err, EXIT_USAGE,
-                         "--eod-mask-loss, --reset-position-ids and --reset-attention-mask need the "
-                         "tokenizer's EOD id; pass the tokenizer");
+        return usage_error(err,
+                           "--eod-mask-loss, --reset-position-ids and --reset-attention-mask need the "
+                           "tokenizer's EOD id; pass the tokenizer");
     }
     return true;
 }
@@ -66,8 +65,8 @@ static bool choose_splits(Loader *l, const LoaderOptions *o, double bounds[SPLIT
         l->has[s] = present && o->samples[s] != 0;
     }
     if (o->samples[SPLIT_TRAIN] > 0 && !l->has[SPLIT_TRAIN]) {
-        return error_set(err, EXIT_USAGE,
-                         "--split '%s' leaves no training data; make the first weight positive", o->split);
+        return usage_error(err, "--split '%s' leaves no training data; make the first weight positive",
+                           o->split);
     }
     return true;
 }
@@ -76,13 +75,12 @@ static bool choose_splits(Loader *l, const LoaderOptions *o, double bounds[SPLIT
 // fails in the middle of the run instead.
 static bool check_list_samples(const BlendedDataset *d, int split, Error *err) {
     if (d->samples >= d->requested) return true;
-    return error_set(
-        err, EXIT_DATA,
-        "a list of prefixes without weights is read once: its %s split has %" PRId64
-        " samples but the run needs %" PRId64
-        "; use fewer (--train-iters, --eval-iters), or add a weight to each prefix to read it as "
-        "often as needed",
-        split_name(split), d->samples, d->requested);
+    return data_error(err,
+                      "a list of prefixes without weights is read once: its %s split has %" PRId64
+                      " samples but the run needs %" PRId64
+                      "; use fewer (--train-iters, --eval-iters), or add a weight to each prefix to read it "
+                      "as often as needed",
+                      split_name(split), d->samples, d->requested);
 }
 
 static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
@@ -206,12 +204,11 @@ static void mock_sample(const LoaderOptions *o, int split, int64_t sample, int32
 
 bool loader_bad_id(const Shard *shard, int64_t sequence, int64_t offset, int32_t id, int vocab_size,
                    Error *err) {
-    return error_set(
-        err, EXIT_DATA,
-        "%s: sequence %" PRId64 ", position %" PRId64
-        ": token id %d is outside the vocabulary of %d; "
-        "preprocess the data with this tokenizer, or pass the tokenizer it was preprocessed with",
-        shard->prefix, sequence, offset, id, vocab_size);
+    return data_error(err,
+                      "%s: sequence %" PRId64 ", position %" PRId64
+                      ": token id %d is outside the vocabulary of %d; preprocess the data with this "
+                      "tokenizer, or pass the tokenizer it was preprocessed with",
+                      shard->prefix, sequence, offset, id, vocab_size);
 }
 
 // Sets the error for the first invalid id of a sample.
@@ -229,19 +226,18 @@ bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Err
     assert(split >= 0 && split < SPLITS);
     const LoaderOptions *o = &l->options;
     if (!l->has[split]) {
-        return error_set(err, EXIT_USAGE, "sample %" PRId64 " was requested from a split without data",
-                         sample);
+        return usage_error(err, "sample %" PRId64 " was requested from a split without data", sample);
     }
     if (o->mock_data) {
         mock_sample(o, split, sample, ids);
         return true;
     }
     if (sample < 0 || sample >= l->data[split].samples) {
-        return error_set(err, EXIT_DATA,
-                         "sample %" PRId64 " is past the %" PRId64
-                         " samples of its split; raise --train-iters or --train-samples so "
-                         "that they cover the run",
-                         sample, l->data[split].samples);
+        return data_error(
+            err,
+            "sample %" PRId64 " is past the %" PRId64
+            " samples of its split; raise --train-iters or --train-samples so that they cover the run",
+            sample, l->data[split].samples);
     }
     blended_dataset_sample(&l->data[split], sample, ids);
     uint32_t outside = 0;

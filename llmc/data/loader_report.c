@@ -117,14 +117,13 @@ bool loader_inspect(const Loader *loader, int64_t k, FILE *out, DecodeToken deco
                     Error *err) {
     int64_t samples = loader_samples(loader, SPLIT_TRAIN);
     if (samples == 0) {
-        return error_set(err, EXIT_USAGE,
-                         "--inspect-data %" PRId64 ": no training split; provide data and samples", k);
+        return usage_error(err, "--inspect-data %" PRId64 ": no training split; provide data and samples", k);
     }
     if (k < 0 || k >= samples) {
-        return error_set(err, EXIT_USAGE,
-                         "--inspect-data %" PRId64 ": the training split has samples 0 to %" PRId64
-                         "; choose one of them",
-                         k, samples - 1);
+        return usage_error(err,
+                           "--inspect-data %" PRId64 ": the training split has samples 0 to %" PRId64
+                           "; choose one of them",
+                           k, samples - 1);
     }
     int count = loader->options.seq_length + 1;
     int32_t *ids = (int32_t *)xmalloc((size_t)count * sizeof *ids, "sample ids");

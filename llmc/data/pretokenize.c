@@ -46,8 +46,8 @@ static pcre2_code *compile(const char *regex, const char *file, Error *err) {
     size_t where;
     char *text = pattern_for_pcre2(regex, &why, &where);
     if (!text) {
-        error_set(err, EXIT_DATA, "%s: the pattern \"%.80s\" has %s at \"%.20s\", which is not supported",
-                  file, regex, why, regex + where);
+        data_error(err, "%s: the pattern \"%.80s\" has %s at \"%.20s\", which is not supported", file, regex,
+                   why, regex + where);
         return NULL;
     }
     int error;
@@ -66,8 +66,8 @@ static pcre2_code *compile(const char *regex, const char *file, Error *err) {
         pcre2_get_error_message(error, (PCRE2_UCHAR *)message, sizeof message);
     }
     if (code && !empty) return code;
-    error_set(err, EXIT_DATA, "%s: PCRE2 cannot split text by the pattern \"%.80s\": %s", file, regex,
-              code ? "it matches the empty text" : message);
+    data_error(err, "%s: PCRE2 cannot split text by the pattern \"%.80s\": %s", file, regex,
+               code ? "it matches the empty text" : message);
     pcre2_code_free(code);
     return NULL;
 }

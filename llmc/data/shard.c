@@ -68,16 +68,16 @@ static bool map_file(const char *prefix, const char *suffix, const uint8_t **dat
                      Error *err) {
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s%s", prefix, suffix) >= (int)sizeof path) {
-        return error_set(err, EXIT_DATA, "the path %.200s... is too long; use a shorter one", prefix);
+        return data_error(err, "the path %.200s... is too long; use a shorter one", prefix);
     }
     *data = NULL;
     *bytes = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
-        return error_set(err, EXIT_DATA,
-                         "cannot open %s: %s; pass the shard's prefix, without .bin or .idx "
-                         "(preprocess_data --output-prefix P makes P_text_document)",
-                         path, strerror(errno));
+        return data_error(err,
+                          "cannot open %s: %s; pass the shard's prefix, without .bin or .idx "
+                          "(preprocess_data --output-prefix P makes P_text_document)",
+                          path, strerror(errno));
     }
     struct stat status;
     bool regular = fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
@@ -86,11 +86,11 @@ static bool map_file(const char *prefix, const char *suffix, const uint8_t **dat
     int cause = errno;
     close(fd);
     if (!regular) {
-        return error_set(err, EXIT_DATA,
-                         "%s is not a regular file; pass the shard's prefix, without .bin or .idx", path);
+        return data_error(err, "%s is not a regular file; pass the shard's prefix, without .bin or .idx",
+                          path);
     }
     if (map == MAP_FAILED) {
-        return error_set(err, EXIT_DATA, "cannot map %s: %s; check the file system", path, strerror(cause));
+        return data_error(err, "cannot map %s: %s; check the file system", path, strerror(cause));
     }
     *data = (const uint8_t *)map;
     *bytes = (size_t)status.st_size;
@@ -100,7 +100,7 @@ static bool map_file(const char *prefix, const char *suffix, const uint8_t **dat
 
 // Reports a fault in a file of the shard *s. Requires a local variable err.
 #define DAMAGED(suffix, format, ...) \
-    error_set(err, EXIT_DATA, "%s" suffix ": " format "; preprocess the shard again", s->prefix, __VA_ARGS__)
+    data_error(err, "%s" suffix ": " format "; preprocess the shard again", s->prefix, __VA_ARGS__)
 
 // Checks header and file size. After this, every array is known to lie within the mapped index.
 static bool check_header(Shard *s, Error *err) {
@@ -109,19 +109,19 @@ static bool check_header(Shard *s, Error *err) {
                        SHARD_HEADER_BYTES);
     }
     if (memcmp(s->index, SHARD_MAGIC, SHARD_MAGIC_BYTES) != 0) {
-        return error_set(err, EXIT_DATA,
-                         "%s.idx: not a Megatron index: it does not start with MMIDIDX; use a shard made by "
-                         "preprocess_data",
-                         s->prefix);
+        return data_error(err,
+                          "%s.idx: not a Megatron index: it does not start with MMIDIDX; use a shard made by "
+                          "preprocess_data",
+                          s->prefix);
     }
     uint64_t version = (uint64_t)load_i64(s->index + 9);
     if (version != 1) return DAMAGED(".idx", "version %" PRIu64 " is not supported, only 1", version);
     s->dtype = s->index[17];
     if (!shard_dtype_size(s->dtype)) {
-        return error_set(err, EXIT_DATA,
-                         "%s.idx: dtype code %d does not hold token ids; 1 (u8), 2 (i8), 3 (i16), 4 (i32), "
-                         "5 (i64), 8 (u16) do",
-                         s->prefix, s->dtype);
+        return data_error(err,
+                          "%s.idx: dtype code %d does not hold token ids; 1 (u8), 2 (i8), 3 (i16), 4 (i32), "
+                          "5 (i64), 8 (u16) do",
+                          s->prefix, s->dtype);
     }
     uint64_t n = (uint64_t)load_i64(s->index + 18), m = (uint64_t)load_i64(s->index + 26);
     uint64_t rest = s->index_bytes - SHARD_HEADER_BYTES;

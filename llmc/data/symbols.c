@@ -28,21 +28,19 @@ int symbols_find(const Symbols *s, const char *text, size_t length) {
 bool symbols_add(Symbols *s, const char *text, const cJSON *item, const char *file, Error *err) {
     int64_t id;
     if (!json_int64(item, 0, s->limit - 1, &id)) {
-        return error_set(err, EXIT_DATA,
-                         "%s: the id of \"%.80s\" is not an integer from 0 to %d; use a vocabulary "
-                         "with ids 0..n-1",
-                         file, text, s->limit - 1);
+        return data_error(
+            err, "%s: the id of \"%.80s\" is not an integer from 0 to %d; use a vocabulary with ids 0..n-1",
+            file, text, s->limit - 1);
     }
     if (s->of_id[id]) {
-        return error_set(err, EXIT_DATA,
-                         "%s: \"%.80s\" and \"%.80s\" have the same id %d; every token needs its own", file,
-                         s->of_id[id], text, (int)id);
+        return data_error(err, "%s: \"%.80s\" and \"%.80s\" have the same id %d; every token needs its own",
+                          file, s->of_id[id], text, (int)id);
     }
     size_t length = strlen(text);
     int other = symbols_find(s, text, length);
     if (other >= 0) {
-        return error_set(err, EXIT_DATA, "%s: \"%.80s\" occurs twice (ids %d and %d); remove one", file, text,
-                         other, (int)id);
+        return data_error(err, "%s: \"%.80s\" occurs twice (ids %d and %d); remove one", file, text, other,
+                          (int)id);
     }
     text_ids_add(&s->ids, text, length, (int32_t)id);
     s->of_id[id] = text;
@@ -89,10 +87,9 @@ bool symbols_of_bytes(const Symbols *s, const Alphabet *alphabet, int32_t byte_i
         size_t length = utf8_write(alphabet->code_point[byte], symbol);
         byte_id[byte] = symbols_find(s, symbol, length);
         if (byte_id[byte] < 0) {
-            return error_set(
-                err, EXIT_DATA,
-                "%s: no entry for byte 0x%02X (\"%.*s\"); a byte-level vocabulary needs all 256 bytes", file,
-                (unsigned)byte, (int)length, symbol);
+            return data_error(
+                err, "%s: no entry for byte 0x%02X (\"%.*s\"); a byte-level vocabulary needs all 256 bytes",
+                file, (unsigned)byte, (int)length, symbol);
         }
     }
     return true;

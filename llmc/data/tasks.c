@@ -33,8 +33,7 @@ static bool refuse(const Parser *r, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
-    return error_set(r->err, EXIT_DATA, "%s line %lld: %s; see docs/eval_tasks.md", r->path,
-                     (long long)r->line, what);
+    return data_error(r->err, "%s line %lld: %s; see docs/eval_tasks.md", r->path, (long long)r->line, what);
 }
 
 // Returns the length of a text without the trailing characters that Python's str.rstrip() removes.
@@ -239,7 +238,7 @@ bool task_set_read(TaskSet *set, const char *path, TaskEncoding encoding, Error 
         at = line_end + 1;
     }
     if (ok && (uint64_t)set->samples == before)
-        ok = error_set(err, EXIT_DATA, "%s has no samples; see docs/eval_tasks.md", path);
+        ok = data_error(err, "%s has no samples; see docs/eval_tasks.md", path);
     token_buffer_free(&r.context);
     token_buffer_free(&r.tokens);
     encoder_free(r.encoder);

@@ -26,9 +26,9 @@ static void fill_byte_table(TokenTable *table) {
 
 static bool fill_null_table(TokenTable *table, int64_t null_vocab_size, Error *err) {
     if (null_vocab_size < 1 || null_vocab_size >= INT32_MAX - 1) {
-        return error_set(err, EXIT_USAGE,
-                         "NullTokenizer cannot have %" PRId64 " ids; set --vocab-size to a positive number",
-                         null_vocab_size);
+        return usage_error(err,
+                           "NullTokenizer cannot have %" PRId64 " ids; set --vocab-size to a positive number",
+                           null_vocab_size);
     }
     int eod = (int)null_vocab_size;
     token_table_init(table, eod + 1, 11 * (size_t)eod + strlen(END_OF_TEXT));
@@ -45,9 +45,9 @@ static bool fill_null_table(TokenTable *table, int64_t null_vocab_size, Error *e
 static bool open_bpe(Tokenizer *tokenizer, const TokenizerChoice *choice, Error *err) {
     const char *vocab_file = choice->vocab_file, *merge_file = choice->merge_file;
     if (!vocab_file || !merge_file) {
-        return error_set(err, EXIT_USAGE,
-                         "GPT2BPETokenizer needs --vocab-file and --merge-file; dev/data/get_gpt2_vocab.sh "
-                         "downloads GPT-2's");
+        return usage_error(err,
+                           "GPT2BPETokenizer needs --vocab-file and --merge-file; dev/data/get_gpt2_vocab.sh "
+                           "downloads GPT-2's");
     }
     ByteLevel *parts = &tokenizer->parts;
     if (!vocabulary_read(&parts->table, &parts->bpe, vocab_file, merge_file, err)) return false;
@@ -58,8 +58,8 @@ static bool open_bpe(Tokenizer *tokenizer, const TokenizerChoice *choice, Error 
 
 static bool open_json(Tokenizer *tokenizer, const TokenizerChoice *choice, Error *err) {
     if (!choice->model) {
-        return error_set(err, EXIT_USAGE,
-                         "HuggingFaceTokenizer needs --tokenizer-model, a tokenizer.json or its directory");
+        return usage_error(err,
+                           "HuggingFaceTokenizer needs --tokenizer-model, a tokenizer.json or its directory");
     }
     return tokenizer_json_read(&tokenizer->parts, choice->model, choice->eod_token, err);
 }

@@ -23,7 +23,7 @@ typedef struct Parser {
     Error *err;
 } Parser;
 
-#define REFUSE(...) error_set(r->err, EXIT_DATA, __VA_ARGS__)
+#define REFUSE(...) data_error(r->err, __VA_ARGS__)
 
 static const char *type_of(const cJSON *item) {
     const char *type = json_member_string(item, "type");
@@ -51,8 +51,8 @@ static cJSON *read_object(const char *path, Error *err) {
     cJSON *root = good ? json_parse_object(text, bytes) : NULL;
     free(text);
     if (root) return root;
-    if (zero) error_set(err, EXIT_DATA, "%s contains U+0000, which is not supported in tokens", path);
-    else error_set(err, EXIT_DATA, "%s is not a JSON object in UTF-8; download it again", path);
+    if (zero) data_error(err, "%s contains U+0000, which is not supported in tokens", path);
+    else data_error(err, "%s is not a JSON object in UTF-8; download it again", path);
     return NULL;
 }
 

@@ -45,7 +45,7 @@ static int64_t line_of(const char *text, const char *where) {
 char *vocabulary_file(const char *path, const char *hint, size_t *bytes, Error *err) {
     uint64_t size = 0;
     if (!durable_exists(path)) {
-        error_set(err, EXIT_DATA, "cannot open %s: %s; %s", path, strerror(errno), hint);
+        data_error(err, "cannot open %s: %s; %s", path, strerror(errno), hint);
         return NULL;
     }
     char *text = durable_read_file(path, MAX_VOCABULARY_BYTES, &size, err);
@@ -71,8 +71,7 @@ static bool parse_vocab(const cJSON *root, size_t text_bytes, TokenTable *table,
                         Symbols *symbols, const char *path, Error *err) {
     int count = cJSON_IsObject(root) ? cJSON_GetArraySize(root) : 0;
     if (!count) {
-        return error_set(err, EXIT_DATA, "%s is not a JSON object of tokens and ids; use GPT-2's vocab.json",
-                         path);
+        return data_error(err, "%s is not a JSON object of tokens and ids; use GPT-2's vocab.json", path);
     }
     Alphabet alphabet = byte_alphabet();
     symbols_init(symbols, count);
@@ -82,8 +81,7 @@ static bool parse_vocab(const cJSON *root, size_t text_bytes, TokenTable *table,
     if (!symbols_of_bytes(symbols, &alphabet, byte_id, path, err)) return false;
     int eod = symbols_find(symbols, END_OF_TEXT, strlen(END_OF_TEXT));
     if (eod < 0) {
-        return error_set(err, EXIT_DATA, "%s has no " END_OF_TEXT ", the end-of-document token; add it",
-                         path);
+        return data_error(err, "%s has no " END_OF_TEXT ", the end-of-document token; add it", path);
     }
     fill_table(table, symbols, &alphabet, text_bytes);
     table->eod = eod;
@@ -106,8 +104,8 @@ static bool parse_merges(const Symbols *symbols, const char *text, size_t bytes,
         BpeMerge merge = {.rank = rank};
         const char *why;
         if (!symbols_merge_line(symbols, p, length, &merge, &why)) {
-            return error_set(err, EXIT_DATA, "%s line %lld \"%.*s\" %s; check that it belongs to %s", path,
-                             (long long)line, (int)(length < 80 ? length : 80), p, why, vocab_file);
+            return data_error(err, "%s line %lld \"%.*s\" %s; check that it belongs to %s", path,
+                              (long long)line, (int)(length < 80 ? length : 80), p, why, vocab_file);
         }
         bpe_add(bpe, merge);
         rank++;
@@ -134,10 +132,10 @@ bool vocabulary_read(TokenTable *table, Bpe *bpe, const char *vocab_file, const 
     if (!text) return false;
     const char *stop = text;
     cJSON *root = cJSON_ParseWithLengthOpts(text, bytes + 1, &stop, 1);
-    bool good = root || error_set(err, EXIT_DATA,
-                                  "%s line %lld is not valid JSON; use vocab.json, and merges.txt as "
-                                  "--merge-file, or download it again",
-                                  vocab_file, (long long)line_of(text, stop));
+    bool good = root || data_error(err,
+                                   "%s line %lld is not valid JSON; use vocab.json, and merges.txt as "
+                                   "--merge-file, or download it again",
+                                   vocab_file, (long long)line_of(text, stop));
     good = good && parse_vocab(root, bytes, table, bpe->byte_id, &symbols, vocab_file, err) &&
            read_merges(&symbols, bpe, vocab_file, merge_file, err);
     symbols_free(&symbols);

@@ -134,12 +134,11 @@ bool memory_host_fits(size_t bytes, int ranks, size_t available, Error *err) {
     assert(ranks > 0);
     if (available == 0 || bytes <= available / (size_t)ranks) return true;
     double each = (double)bytes / 0x1p30;
-    return error_set(
-        err, EXIT_ENVIRONMENT,
-        "the memory plan needs %.2f GiB of host memory for each of the %d ranks of this machine, "
-        "%.2f GiB in total, but only %.2f GiB are available; run fewer ranks per machine, or "
-        "drop --optimizer-cpu-offload or --async-save",
-        each, ranks, each * ranks, (double)available / 0x1p30);
+    return system_error(err,
+                        "the memory plan needs %.2f GiB of host memory for each of the %d ranks of this "
+                        "machine, %.2f GiB in total, but only %.2f GiB are available; run fewer ranks per "
+                        "machine, or drop --optimizer-cpu-offload or --async-save",
+                        each, ranks, each * ranks, (double)available / 0x1p30);
 }
 
 bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelPlan model,

@@ -57,9 +57,8 @@ static void refuse_unconnected(bool joined) {
         const char *mark = getenv(s->mark), *size = getenv(s->size), *rank = getenv(s->rank);
         if (!mark || !size || atoi(size) <= 1) continue;
         Error err;
-        error_set(&err, EXIT_ENVIRONMENT,
-                  "%s started %s %s that MPI does not connect, so each would train alone; %s", s->name, size,
-                  s->processes, s->advice);
+        system_error(&err, "%s started %s %s that MPI does not connect, so each would train alone; %s",
+                     s->name, size, s->processes, s->advice);
         // The first process prints the error; the others wait 2 s before they exit.
         if (rank && atoi(rank) > 0) sleep(2);
         else error_print(NULL, err.what);

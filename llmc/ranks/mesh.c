@@ -14,13 +14,13 @@ static bool ranks_per_host(const int *host_of_rank, int size, int *per_host, Err
     for (int r = 0; ok && r < size; r++) {
         int found = on_host[host_of_rank[r]];
         if (found != *per_host) {
-            ok = error_set(err, EXIT_ENVIRONMENT,
-                           "rank 0's node has %d ranks but rank %d's has %d; start "
-                           "the same number of ranks on every node",
-                           *per_host, r, found);
+            ok = system_error(err,
+                              "rank 0's node has %d ranks but rank %d's has %d; start the same number of "
+                              "ranks on every node",
+                              *per_host, r, found);
         } else if (host_of_rank[r] != host_of_rank[r - r % *per_host]) {
-            ok = error_set(err, EXIT_ENVIRONMENT,
-                           "ranks of one node are not consecutive; map ranks by node (mpirun --map-by slot)");
+            ok = system_error(
+                err, "ranks of one node are not consecutive; map ranks by node (mpirun --map-by slot)");
         }
     }
     free(on_host);
@@ -31,10 +31,9 @@ static bool ranks_per_node(int size, const int *host_of_rank, int gpus_per_node,
     *per_node = gpus_per_node;
     if (gpus_per_node == 0) return ranks_per_host(host_of_rank, size, per_node, err);
     if (gpus_per_node > 0 && size % gpus_per_node == 0) return true;
-    return error_set(err, EXIT_USAGE,
-                     "%d ranks cannot be split into nodes of %d; --gpus-per-node must "
-                     "divide the number of ranks",
-                     size, gpus_per_node);
+    return usage_error(
+        err, "%d ranks cannot be split into nodes of %d; --gpus-per-node must divide the number of ranks",
+        size, gpus_per_node);
 }
 
 // Sets *d to the number of data-parallel ranks per node; 1 if a tensor-parallel group spans nodes.
@@ -42,17 +41,16 @@ static bool data_parallel_per_node(int per_node, int tp_size, int dp_size, int *
     *d = per_node >= tp_size ? per_node / tp_size : 1;
     if (*d > dp_size) *d = dp_size;
     if (per_node % tp_size && tp_size % per_node) {
-        return error_set(err, EXIT_USAGE,
-                         "--tensor-model-parallel-size %d does not fit nodes of %d ranks; "
-                         "one must divide the other",
-                         tp_size, per_node);
+        return usage_error(
+            err, "--tensor-model-parallel-size %d does not fit nodes of %d ranks; one must divide the other",
+            tp_size, per_node);
     }
     // A pipeline stage must consist of whole nodes, or a node of whole pipeline stages.
     if (dp_size % *d || (per_node >= tp_size && per_node % (tp_size * *d))) {
-        return error_set(err, EXIT_USAGE,
-                         "a data-parallel group of %d ranks cannot be split into nodes of "
-                         "%d; change --pipeline-model-parallel-size or the number of nodes",
-                         dp_size, per_node / tp_size);
+        return usage_error(err,
+                           "a data-parallel group of %d ranks cannot be split into nodes of %d; change "
+                           "--pipeline-model-parallel-size or the number of nodes",
+                           dp_size, per_node / tp_size);
     }
     return true;
 }
@@ -72,11 +70,11 @@ bool mesh_build(Mesh *mesh, int rank, int size, const int *host_of_rank, int gpu
     int per_node, d;
     int64_t model = (int64_t)tp_size * pp_size;
     if (tp_size < 1 || pp_size < 1 || size % model) {
-        return error_set(err, EXIT_USAGE,
-                         "%d ranks cannot be split by --tensor-model-parallel-size %d x "
-                         "--pipeline-model-parallel-size %d; start a multiple of %lld ranks, or change the "
-                         "sizes",
-                         size, tp_size, pp_size, (long long)model);
+        return usage_error(
+            err,
+            "%d ranks cannot be split by --tensor-model-parallel-size %d x --pipeline-model-parallel-size "
+            "%d; start a multiple of %lld ranks, or change the sizes",
+            size, tp_size, pp_size, (long long)model);
     }
     if (!ranks_per_node(size, host_of_rank, gpus_per_node, &per_node, err)) return false;
     int dp_size = (int)(size / model);
@@ -127,10 +125,10 @@ void mesh_shard_weights(Mesh *mesh, bool all_nodes) {
 bool mesh_make_replica_groups(Mesh *mesh, Error *err) {
     assert(mesh->world.mpi == MPI_COMM_NULL);
     if (mesh->pp.size > 1 || mesh->per_node != mesh->tp.size * mesh->node.size) {
-        return error_set(err, EXIT_USAGE,
-                         "--local-steps needs the whole model on every node, but a node has only %d ranks; "
-                         "lower --tensor-model-parallel-size %d, or drop --pipeline-model-parallel-size %d",
-                         mesh->per_node, mesh->tp.size, mesh->pp.size);
+        return usage_error(err,
+                           "--local-steps needs the whole model on every node, but a node has only %d ranks; "
+                           "lower --tensor-model-parallel-size %d, or drop --pipeline-model-parallel-size %d",
+                           mesh->per_node, mesh->tp.size, mesh->pp.size);
     }
     mesh->replica_groups.size = mesh->nodes;
     *mesh = mesh_of_rank(mesh, mesh->world.rank);
@@ -183,8 +181,7 @@ bool mesh_open(Mesh *mesh, Peers world, Error *err) {
         as_computed = as_computed && rank == group->rank && size == group->size;
     }
     if (as_computed) return true;
-    return error_set(err, EXIT_ENVIRONMENT,
-                     "the ranks disagree about the topology; start every rank with the same flags");
+    return system_error(err, "the ranks disagree about the topology; start every rank with the same flags");
 }
 
 void mesh_close(Mesh *mesh) {

@@ -42,8 +42,9 @@ bool measurement_begin(Run *run, Run *measured, GPT *gpt) {
     run_init(measured);
     memset(gpt, 0, sizeof *gpt);
     if (run->launch.size > 1) {
-        return error_set(&measured->error, EXIT_USAGE,
-                         "--plan-measure times one rank; start it without mpirun and use --plan-world-size");
+        return usage_error(
+            &measured->error,
+            "--plan-measure times one rank; start it without mpirun and use --plan-world-size");
     }
     measured->launch = run->launch;
     measured->config = config_to_measure(&run->config);

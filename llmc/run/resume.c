@@ -161,10 +161,10 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
         config_resume_length(c, state->iteration, state->consumed_train_samples, notes, sizeof notes);
     if (run->launch.rank == 0) fputs(notes, stdout);
     if (optimizer && !checkpoint_nodes(checkpoint, SLICE_MASTER)) {
-        return error_set(&run->error, EXIT_CHECKPOINT,
-                         "the checkpoint in %s was saved without the optimizer; add "
-                         "--no-load-optim or --finetune",
-                         c->load);
+        return ckpt_error(
+            &run->error,
+            "the checkpoint in %s was saved without the optimizer; add --no-load-optim or --finetune",
+            c->load);
     }
     if (!zero_restore(run->zero, checkpoint, optimizer, &run->error)) return false;
     if (optimizer && !restore_residual(run, checkpoint)) return false;

@@ -38,9 +38,9 @@ bool same_flags(const Config *config, Peers world, Error *err) {
          *first_arguments = text_of_first(arguments, world);
     bool ok = true;
     if (strcmp(program, first_program) != 0) {
-        ok = error_set(err, EXIT_ENVIRONMENT,
-                       "this is sdp4bit.c %s, but rank 0's is %s; install the same build on all machines",
-                       program, first_program);
+        ok = system_error(err,
+                          "this is sdp4bit.c %s, but rank 0's is %s; install the same build on all machines",
+                          program, first_program);
     } else {
         ok = config_same(arguments, first_arguments, err);
     }
@@ -61,13 +61,13 @@ bool same_data(const Loader *loader, Peers world, Error *err) {
     peers_broadcast(world, first, (size_t)first_count * sizeof *first, 0);
     bool ok = count == first_count;
     if (!ok)
-        error_set(err, EXIT_DATA,
-                  "this rank has %d data shards, but rank 0 has %lld; copy the same data to all machines",
-                  count, (long long)first_count);
+        data_error(err,
+                   "this rank has %d data shards, but rank 0 has %lld; copy the same data to all machines",
+                   count, (long long)first_count);
     for (int i = 0; i < count && ok; i++) {
         if (own[i] == first[i]) continue;
-        ok = error_set(err, EXIT_DATA, "%s differs from rank 0's copy; copy the same file to all machines",
-                       loader_shard_prefix(loader, i));
+        ok = data_error(err, "%s differs from rank 0's copy; copy the same file to all machines",
+                        loader_shard_prefix(loader, i));
     }
     free(first);
     free(own);
@@ -101,11 +101,10 @@ bool same_save_folder(const char *directory, Peers world, Error *err) {
     if (rank_of(world) == 0 && made) unlink(marker);
     free(marker);
     return all || seen ||
-           error_set(
-               err, EXIT_CHECKPOINT,
-               "the --save folder %s is not the one that rank 0 sees, but all ranks write their part of "
-               "a checkpoint there; use a folder on a shared file system",
-               directory);
+           ckpt_error(err,
+                      "the --save folder %s is not the one that rank 0 sees, but all ranks write their part "
+                      "of a checkpoint there; use a folder on a shared file system",
+                      directory);
 }
 
 bool same_checkpoint(const char *directory, int64_t iteration, Peers world, Error *err) {
@@ -113,8 +112,8 @@ bool same_checkpoint(const char *directory, int64_t iteration, Peers world, Erro
     bool here = save_folder_holds(directory, iteration), first = here;
     peers_broadcast(world, &first, sizeof first, 0);
     return here || !first ||
-           error_set(err, EXIT_CHECKPOINT,
-                     "the checkpoint of iteration %lld, which rank 0 loads, is not in %s on this machine; "
-                     "use a --load folder on a shared file system",
-                     (long long)iteration, directory);
+           ckpt_error(err,
+                      "the checkpoint of iteration %lld, which rank 0 loads, is not in %s on this machine; "
+                      "use a --load folder on a shared file system",
+                      (long long)iteration, directory);
 }

@@ -107,10 +107,10 @@ bool run_open_data(Run *run) {
     if (!run->loader || !c->full_validation || !loader_has_split(run->loader, SPLIT_VALID))
         return run->loader != NULL;
     if (run_eval_iters(run, SPLIT_VALID) > 0) return true;
-    return error_set(&run->error, EXIT_DATA,
-                     "the validation split has %lld samples, fewer than a global batch of %d; "
-                     "increase its weight with --split, or drop --full-validation",
-                     (long long)loader_samples(run->loader, SPLIT_VALID), c->global_batch_size);
+    return data_error(&run->error,
+                      "the validation split has %lld samples, fewer than a global batch of %d; increase its "
+                      "weight with --split, or drop --full-validation",
+                      (long long)loader_samples(run->loader, SPLIT_VALID), c->global_batch_size);
 }
 
 int64_t run_eval_iters(const Run *run, int split) {

@@ -28,9 +28,8 @@ bool stats_folder(const Config *config, Error *err) {
     if (!folder) return true;
     if (!append_make_folders(folder, err)) return false;
     if (access(folder, W_OK | X_OK) == 0) return true;
-    return error_set(err, EXIT_ENVIRONMENT,
-                     "cannot write to %s: %s; set --dump-distributions to another folder", folder,
-                     strerror(errno));
+    return system_error(err, "cannot write to %s: %s; set --dump-distributions to another folder", folder,
+                        strerror(errno));
 }
 
 // Returns the format of the exact reduction: fp32 on every hop.
@@ -290,7 +289,7 @@ static bool save_text(const char *folder, const char *path, const char *text, si
     if (!append_make_folders(folder, err) || !append_open(&file, part, O_EXCL, err)) return false;
     bool written = append_record(&file, text, bytes);  // warns on failure
     append_close(&file);
-    if (written && rename(part, path)) return error_set(err, EXIT_ENVIRONMENT, "cannot rename %s", part);
+    if (written && rename(part, path)) return system_error(err, "cannot rename %s", part);
     return true;
 }
 

@@ -170,11 +170,10 @@ static bool lengths_fit(const Zero *zero, Error *err) {
     for (int b = 0; coded && b < layout->buckets; b++) {
         int64_t most = layout_lossless(&layout->bucket[b]).most;
         if (most <= UINT32_MAX) continue;
-        return error_set(
-            err, EXIT_USAGE,
-            "lossless weights of bucket %d may take %lld bytes, more than the 2^32 of a payload; "
-            "lower --ddp-bucket-size, or train with more data-parallel ranks",
-            b, (long long)most);
+        return usage_error(err,
+                           "lossless weights of bucket %d may take %lld bytes, more than the 2^32 of a "
+                           "payload; lower --ddp-bucket-size, or train with more data-parallel ranks",
+                           b, (long long)most);
     }
     return true;
 }
