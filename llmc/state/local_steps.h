@@ -4,10 +4,11 @@
 // In addition to master weights and moments, a rank holds the outer weights of its shard and their
 // momentum, which are equal in all replica groups. The outer steps of the buckets (their sync
 // slots) are spread over the H steps:
-//   end of step t          The bucket's pseudo-gradient (outer weights minus master weights) is
-//                          averaged over the replica groups, and the outer optimizer updates them.
+//   end of step t          The pseudo-gradient of the bucket (outer weights minus master weights) is
+//                          averaged over the replica groups. The outer optimizer then updates the
+//                          outer weights.
 //   end of step t + delay  The master weights are set to the outer weights, or to a mix of both.
-//   The next update sends the change to the model weights.
+//                          The next update sends the change to the model weights.
 //
 // The last step of a run synchronizes all buckets without learning rate and momentum, so the outer
 // weights become the mean of the replica groups' master weights. The master weights are set to them
