@@ -29,7 +29,7 @@ void memory_plan_reserve_host(MemoryPlan *plan, const char *group, const char *p
                               void **target);
 size_t memory_plan_total(const MemoryPlan *plan);  // on the device
 size_t memory_plan_host(const MemoryPlan *plan);   // in host memory
-// Returns the bytes of entry i's group if i is its first entry, else 0: for loops over groups.
+// For loops over groups: returns the bytes of entry i's group if i is its first entry, else 0.
 size_t memory_plan_group_bytes(const MemoryPlan *plan, int i);
 // Returns the device memory needed. On CPU ranks, whose device memory is host memory, includes host
 // entries.

@@ -16,16 +16,16 @@ HD_FN Philox4 counter_bits(uint64_t seed, uint32_t purpose, uint32_t stream, uin
 // 2^52.
 HD_FN double f64_from_integer(uint64_t i) { return f64_sub(f64_from_bits(0x4330000000000000u | i), 0x1p52); }
 
-// Uniform in [0, 1), an exact multiple of 2^-53.
+// Returns a uniform number in [0, 1), an exact multiple of 2^-53.
 HD_FN double uniform53(uint32_t high, uint32_t low) {
     double upper = f64_mul(f64_from_integer(high), 0x1p-32);
     return f64_add(upper, f64_mul(f64_from_integer(low >> 11), 0x1p-53));
 }
 
-// Natural logarithm of x, 2^-64 < x <= 1, with relative error 4e-16. x = 2^-e m with m in
-// [sqrt(1/2), sqrt(2)), and ln m = 2 atanh(s) with s = (m - 1) / (m + 1), |s| < 0.172. atanh is the
-// series of s^(2k+1) / (2k+1); the first omitted term is below 1e-18 of the sum. m - 1 is exact,
-// which preserves accuracy near x = 1.
+// Returns the natural logarithm of x, 2^-64 < x <= 1, with relative error 4e-16. x = 2^-e m with m
+// in [sqrt(1/2), sqrt(2)), and ln m = 2 atanh(s) with s = (m - 1) / (m + 1), |s| < 0.172. atanh is
+// the series of s^(2k+1) / (2k+1); the first omitted term is below 1e-18 of the sum. m - 1 is
+// exact, which preserves accuracy near x = 1.
 HD_FN double log_unit(double x) {
     const uint64_t sqrt_half = 0x3FE6A09E667F3BCDu, offset = 64;
     // the exponent field now holds offset - e
@@ -47,9 +47,9 @@ HD_FN double log_unit(double x) {
     return f64_add(f64_mul(exponent, 0.69314718055994530942), mantissa);
 }
 
-// Cosine and sine of u turns, u in [0, 1] a multiple of 2^-53, with relative error 4e-16. Subtracts
-// the nearest quarter turn exactly. The remainder, at most an eighth of a turn, uses the Taylor
-// series up to the 17th power, with an error below 1e-17.
+// Computes the cosine and sine of u turns, u in [0, 1] a multiple of 2^-53, with relative error
+// 4e-16. Subtracts the nearest quarter turn exactly. The remainder, at most an eighth of a turn,
+// uses the Taylor series up to the 17th power, with an error below 1e-17.
 HD_FN void circle(double u, double *cosine, double *sine) {
     // adding 1.5 x 2^52 rounds to an integer, held in the low mantissa bits
     double shifted = f64_add(f64_mul(u, 4.0), 0x1.8p52);
@@ -80,7 +80,7 @@ HD_FN void circle(double u, double *cosine, double *sine) {
     *sine = f64_from_bits((f64_bits(s) ^ differ) ^ (quarter >> 1 & 1) << 63);
 }
 
-// Two independent normal(0, 1) numbers from 128 random bits (Box and Muller 1958).
+// Computes two independent normal(0, 1) numbers from 128 random bits (Box and Muller 1958).
 HD_FN void normal_pair(Philox4 bits, double normal[2]) {
     double unit = f64_sub(1.0, uniform53(bits.v[0], bits.v[1]));
     double radius = f64_sqrt(f64_mul(-2.0, log_unit(unit)));

@@ -74,7 +74,8 @@ HD_FN float f32_from_bits(uint32_t u) {
 HD_FN uint32_t mul_hi32(uint32_t a, uint32_t b) { return (uint32_t)(((uint64_t)a * b) >> 32); }
 #endif
 
-// bfloat16, rounded to nearest even; every NaN becomes the quiet NaN 0x7FC0 with its sign.
+// Converts to bfloat16, rounding to nearest even. Every NaN becomes the quiet NaN 0x7FC0 with its
+// sign.
 HD_FN uint16_t bf16_from_float(float x) {
     uint32_t u = f32_bits(x);
     uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;

@@ -16,7 +16,8 @@ uint32_t mt19937_u32(Mt19937 *rng);
 // Draws a uniform integer in [0, max] by masked rejection, as numpy's legacy bounded draw; max = 0
 // draws nothing.
 uint64_t mt19937_bounded(Mt19937 *rng, uint64_t max);
-// numpy.random.RandomState.shuffle of a 1-D array: the draws do not depend on the element type.
+// Shuffles like numpy.random.RandomState.shuffle of a 1-D array. The draws do not depend on the
+// element type.
 void mt19937_shuffle_i32(Mt19937 *rng, int32_t *x, int64_t n);
 void mt19937_shuffle_u32(Mt19937 *rng, uint32_t *x, int64_t n);
 
