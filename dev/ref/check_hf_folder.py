@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks a model folder written by build/convert_checkpoint with Hugging Face's transformers. Exit code 1
-if weights are missing or unexpected, or if logits or token ids are wrong.
+"""Checks a model folder that build/convert_checkpoint has written, with Hugging Face's transformers. Exits
+with 1 if weights are missing or unexpected, or if logits or token ids are wrong.
 
     pip install torch transformers
     dev/ref/check_hf_folder.py FOLDER [--logits test/golden/hf/logits.golden] [--bytes]

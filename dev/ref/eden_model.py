@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Reference implementation of EDEN and its rotation in numpy.
-
-Written from sdp4bit/README.md, without code of sdp4bit.
+"""Reference implementation of EDEN and its rotation in numpy, written from sdp4bit/README.md without
+using code of sdp4bit.
 
     python3 dev/ref/eden_model.py             writes test/golden/eden/eden.golden; takes seconds
     python3 dev/ref/eden_model.py --errors    prints a table of errors
@@ -14,11 +13,11 @@ test/unit/sdp4bit/test_eden.c:
     input                 f32   (groups, 256)
     rotated               f32   (groups, 256)
     levels.B              f32   Lloyd-Max levels for B bits
-    codes.B               i32   (groups, 8 B) packed codes of a group, in words of 32 bits
+    codes.B               i32   (groups, 8 B) packed codes of a group, in 32-bit words
     scales.B              f32   (groups)
-    back.B                f32   (groups, 256) decoded and rotated back
-    error.B               f32   relative squared error on Gaussian input: errors_of
-Groups with rotated values that are not finite decode to NaN with unspecified bits.
+    back.B                f32   (groups, 256) values after decoding and rotating back
+    error.B               f32   relative squared error on Gaussian input (errors_of)
+A group with rotated values that are not finite decodes to NaN; which NaN is unspecified.
 """
 import math
 import os
@@ -50,7 +49,7 @@ def lloyd_max(bits):
 # --- the rotation --------------------------------------------------------------------------------
 
 def philox(key, counter):
-    """Returns the four words of Philox4x32 with 7 rounds for a counter."""
+    """Returns the four words of Philox4x32-7 for a counter."""
     c, k = list(counter), list(key)
     for _ in range(7):
         a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
@@ -60,7 +59,7 @@ def philox(key, counter):
 
 
 def signs_of(seed, step, purpose, logical):
-    """Returns the signs of the 256 elements from a logical offset on. Element i of 32 uses bit i of a word."""
+    """Returns the signs of 256 elements, starting at a logical offset. Each word has 32 signs."""
     sign = []
     for word in range(logical // 32, logical // 32 + GROUP // 32):
         block = word // 4
@@ -70,7 +69,7 @@ def signs_of(seed, step, purpose, logical):
 
 
 def hadamard(x):
-    """Transforms each row in stages of strides 1, 2, 4, ..., without normalization."""
+    """Applies the Hadamard transform to each row, in stages with strides 1, 2, 4, ..., not normalized."""
     rows, n = x.shape
     stride = 1
     while stride < n:
@@ -119,7 +118,7 @@ def decode(code, scale, levels):
 
 
 def pack(code, bits):
-    """Packs the codes of each row into a bit stream, in words of 32 bits."""
+    """Packs the codes of each row into a bit stream of 32-bit words."""
     rows = []
     for row in code:
         stream = sum(int(c) << (bits * i) for i, c in enumerate(row))
@@ -130,15 +129,15 @@ def pack(code, bits):
 # --- errors --------------------------------------------------------------------------------------
 
 def rounded(x, rng, group=128, most=127):
-    """Quantizes to int8 with stochastic rounding and decodes, as in the intra-node hop."""
+    """Quantizes to int8 with stochastic rounding and decodes, like the intra-node hop."""
     x = x.reshape(-1, group)
     step = np.abs(x).max(axis=1, keepdims=True) / most
     return (np.floor(x / step + rng.random(x.shape)) * step).reshape(-1, GROUP)
 
 
 def errors_of(bits, levels):
-    """Returns relative squared errors on Gaussian input: for one hop, and for the mean over 4 nodes of 8
-    ranks with int8 within the nodes (groups of 128) and EDEN between them."""
+    """Returns relative squared errors on Gaussian input: for one EDEN hop, and for a mean over 4 nodes of
+    8 ranks with int8 in groups of 128 inside the nodes and EDEN between them."""
     rng = np.random.default_rng(bits)
     y = rng.standard_normal((1 << 14, GROUP)).astype(f32)
     one = ((decode(*encode(y, bits, levels), levels) - y) ** 2).sum() / (y.astype(float) ** 2).sum()
@@ -152,8 +151,8 @@ def errors_of(bits, levels):
 
 
 def bias_of(x, bits, levels, rotations, trials=40000, batch=4000):
-    """Returns, for one group x over random signs, the largest bias of an element relative to the root mean
-    square error of an element, and the relative squared error. rotations: number of rotations."""
+    """Returns two errors of one group x over random signs: the largest bias of an element, relative to the
+    root mean square error of an element, and the relative squared error. rotations: their number."""
     rng, total, squares = np.random.default_rng(bits), np.zeros(GROUP), 0.0
     for _ in range(trials // batch):
         signs = [rng.choice([f32(-1), f32(1)], (batch, GROUP)) for _ in range(rotations)]
@@ -190,7 +189,7 @@ def print_biases():
 # --- the golden file -----------------------------------------------------------------------------
 
 def inputs():
-    """Returns various groups: Gaussian, heavy-tailed, sparse, tiny, huge, zero, not finite."""
+    """Returns different groups: Gaussian, heavy-tailed, sparse, tiny, huge, zero and not finite."""
     rng = np.random.default_rng(7)
     normal = lambda: rng.standard_normal(GROUP)
     one, two = np.zeros(GROUP), np.zeros(GROUP)
@@ -224,7 +223,7 @@ def write_golden(path, tensors):
 def golden_tensors():
     seed, step, purpose = 20240901, 3, 7
     x = inputs()
-    # Not all are multiples of 128, so that the signs of some groups come from three counters.
+    # Some offsets are not multiples of 128: the signs of these groups come from three counters.
     logical = np.array([32 * (11 * g + 1) for g in range(len(x))], np.int32)
     signs = np.array([signs_of(seed, step, purpose, int(at)) for at in logical])
     with np.errstate(all="ignore"):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Scores a file of --eval-tasks with EleutherAI's lm-evaluation-harness on a Hugging Face model, and
-compares the results with the log of the trainer (--log-eval-samples).
+compares the results with the trainer's log (--log-eval-samples).
 
-Exit code 1 if they differ:
-- a log-likelihood by more than twice the largest error of the harness in bf16, relative to fp32
-- the correctness of a sample, unless the scores of its choices are that close
-- a metric, from the value computed from the trainer's own samples
+Exits with 1 if
+- a log-likelihood differs by more than twice the harness's largest error in bf16 relative to fp32,
+- a sample is correct in only one of the two results, and the scores of its choices are not that close,
+- a metric of the trainer differs from its value computed from the trainer's samples.
 
     pip install lm-eval torch transformers accelerate
     dev/ref/harness_scores.py FOLDER TASKS.jsonl RUN.jsonl [--max-length N]
@@ -32,7 +32,7 @@ def read_tasks(path):
 
 
 def write_task(folder, name, samples):
-    """Writes a task in the format of the harness: a configuration and a file of rows."""
+    """Writes a task in the harness's format: a configuration and a file with the samples."""
     rows = folder / f"{name}.jsonl"
     rows.write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
     if "choices" in samples[0]:
@@ -56,7 +56,7 @@ def harness_scores(model, tasks, dtype, max_length=None):
     with tempfile.TemporaryDirectory() as folder:
         for name, samples in tasks.items():
             write_task(pathlib.Path(folder), name, samples)
-        # A batch size of one avoids padding, so that bf16 rounds as for a single sequence.
+        # A batch size of one avoids padding, which would change rounding in bf16.
         found = lm_eval.simple_evaluate(model="hf", model_args=arguments, tasks=list(tasks), device="cpu",
                                         batch_size=1, bootstrap_iters=2, log_samples=True,
                                         task_manager=TaskManager(include_path=folder))
@@ -73,13 +73,13 @@ def harness_scores(model, tasks, dtype, max_length=None):
 
 
 def largest_error(one, other):
-    """Returns the largest difference of log-likelihoods between two results of harness_scores."""
+    """Returns the largest difference between the log-likelihoods of two results of harness_scores."""
     return max(abs(a - b) for name in one for x, y in zip(one[name]["samples"], other[name]["samples"])
                for a, b in zip(x["log_likelihoods"], y["log_likelihoods"]))
 
 
 def correct(sample, scores):
-    """Returns whether the sample is correct by acc and acc_norm, and the margins of these decisions."""
+    """Returns whether a sample is correct by acc and by acc_norm, and the margins of both decisions."""
     if "choices" not in sample:
         return (scores["greedy"],), (math.inf,)
     lengths = [len(choice) for choice in sample["choices"]]
@@ -93,7 +93,7 @@ def correct(sample, scores):
 
 
 def compare_task(name, samples, logged, figures, scores, limit):
-    """Yields the differences found in one task."""
+    """Yields a description of each difference in a task."""
     names, hits = ("acc", "acc_norm") if "choices" in samples[0] else ("acc",), [0, 0]
     for number, (sample, ours, theirs) in enumerate(zip(samples, logged, scores["samples"])):
         for a, b in zip(ours["log_likelihoods"], theirs["log_likelihoods"]):

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Compares the gradients of one transformer layer with PyTorch, at the size of a real model (default
-GPT-125M).
+GPT-125M), which would be too large for a golden file.
 
-They are too large for a golden file. The same bf16 weights and tokens go to PyTorch in fp32 (the
-reference), to PyTorch in bf16 and, through a file, to this program. For every tensor, the error of this
-program may be at most twice the error of PyTorch in bf16, both root mean square and largest error.
+PyTorch in fp32 (the reference), PyTorch in bf16 and this program, which reads them from a file, get the
+same bf16 weights and tokens. For every tensor, the error of this program may be at most twice the error
+of PyTorch in bf16, for both the root mean square and the largest error.
 
     python3 dev/ref/layer_gradients.py build/test/gpu/layer_dump [--seq-length 2048] [--rows 2]
         [--deterministic]          needs PyTorch
 
-Uses a GPU if PyTorch finds one. Prints "ok NAME" and "not ok NAME: why" lines and a summary. Exit code 1 if
-any check failed.
+Uses a GPU if PyTorch finds one. Prints "ok NAME" and "not ok NAME: why" lines and a summary. Exits with 1
+if a check failed.
 """
 import argparse
 import os
@@ -23,11 +23,11 @@ import torch
 
 import make_goldens as model
 
-DEVIATION = 0.04  # of the matrices, so that the attention is not uniform and logits are about 1
+DEVIATION = 0.04  # std of matrix elements; makes attention nonuniform and logits about 1
 
 
 def initial_weights(generator):
-    """Returns bf16 weights. Biases and LayerNorms are not 0 and 1, so that every term has an effect."""
+    """Returns bf16 weights. Biases and LayerNorm weights are random, so that every term has an effect."""
     weights = {}
     for name, shape in model.parameter_shapes().items():
         noise = torch.randn(shape, generator=generator)
@@ -54,7 +54,7 @@ def read_golden(path):
 
 
 def without_noise(name, flat):
-    """Removes the bias of the k rows. It does not change the softmax, so its gradient is only noise."""
+    """Removes the bias gradient of the k rows. This bias does not change the softmax: the rest is noise."""
     if not name.endswith("query_key_value.bias"):
         return flat
     return flat.view(model.NH, 3, model.HD)[:, ::2].reshape(-1)
@@ -94,7 +94,7 @@ def main():
     generator = torch.Generator().manual_seed(4321)
     weights = initial_weights(generator)
     tokens = torch.randint(0, model.Vp, (model.B, model.T + 1), generator=generator)
-    # Half of the tokens are frequent ones, so that many positions use the same row of the
+    # Half of the tokens come from a small set, so that many positions use the same row of the
     # embedding.
     frequent = torch.rand(tokens.shape, generator=generator) < 0.5
     tokens = torch.where(frequent, tokens % 50, tokens)

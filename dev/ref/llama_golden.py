@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Computes losses of a small Llama in double precision, for test/unit/model/test_gpt.c.
 
-Implements Hugging Face's LlamaForCausalLM: RMSNorm, rotary positions by rotate_half, grouped queries,
-SwiGLU, and an untied output layer. The last model also has the query and key norms of Qwen3ForCausalLM.
-Needs only Python, and uses no code of the trainer. Weights are computed from integers by a formula that
-the test repeats, and are exact in bf16.
+Implements Hugging Face's LlamaForCausalLM: RMSNorm, rotary positions by rotate_half, grouped-query
+attention, SwiGLU, and an untied output layer. The last model also has the query and key norms of
+Qwen3ForCausalLM. Needs only Python and uses no code of the trainer. The test computes the same weights,
+which are exact in bf16, with the same integer formula.
 
     dev/ref/llama_golden.py >test/golden/gpt/llama_losses.h
 """
@@ -15,14 +15,14 @@ HD = C // HEADS
 
 
 def tensor(number, rows, columns, offset):
-    """Returns the tensor with this number in the trainer's table."""
+    """Returns the tensor with this index in the trainer's table."""
     def element(i):
         return offset + (((i * 2654435761 + number * 40503) % 2**32 // 128) % 64 - 32) / 128
     return [[element(r * columns + c) for c in range(columns)] for r in range(rows)]
 
 
 class Llama:
-    """Weights in the order of the trainer's table, split as in Hugging Face's model."""
+    """The weights, numbered as in the trainer's table and split as in Hugging Face's model."""
 
     def __init__(self, groups, qk_norm):
         self.groups, self.layers, per_group = groups, [], HEADS // groups

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Compares losses and gradients of a small Llama with Hugging Face's LlamaForCausalLM, or with
---qk-layernorm with Qwen3ForCausalLM, which also has query and key norms.
+"""Compares losses and gradients of a small Llama with Hugging Face's LlamaForCausalLM. With
+--qk-layernorm, compares with Qwen3ForCausalLM, which also has query and key norms.
 
-As in layer_gradients.py, the same bf16 weights and tokens go to transformers in fp32 (the reference), in
-bf16 and, through a file, to this program. For every tensor, the error of this program may be at most twice
-the error of transformers in bf16.
+Works like layer_gradients.py: transformers in fp32 (the reference), transformers in bf16 and this program
+get the same bf16 weights and tokens. For every tensor, the error of this program may be at most twice the
+error of transformers in bf16.
 
     python3 dev/ref/llama_gradients.py build/test/gpu/layer_dump [--seq-length 1024] [--rows 2]
         [--qk-layernorm] [--kv-channels SIZE] [--deterministic]    needs PyTorch and transformers
 
-Prints "ok NAME" and "not ok NAME: why" lines and a summary. Exit code 1 if any check failed.
+Prints "ok NAME" and "not ok NAME: why" lines and a summary. Exits with 1 if a check failed.
 """
 import argparse
 import os
@@ -32,7 +32,7 @@ PARTS = {"input_norm.weight": "input_layernorm.weight",
 
 
 def split(name, value, o):
-    """Splits a tensor of this program into tensors of transformers: [(name, tensor)]."""
+    """Splits a tensor of this program into the tensors of transformers. Returns [(name, tensor)]."""
     heads, size = o.num_attention_heads // o.num_query_groups, o.kv_channels
     whole = {"embedding.word_embeddings.weight": "model.embed_tokens.weight",
              "output_layer.weight": "lm_head.weight", "encoder.final_norm.weight": "model.norm.weight"}
@@ -68,7 +68,7 @@ def shapes(o):
 
 
 def theirs(weights, dtype, inputs, targets, o):
-    """Returns the losses and {name: gradient} of transformers."""
+    """Returns the losses and {name: gradient} that transformers computes."""
     family = ((transformers.Qwen3Config, transformers.Qwen3ForCausalLM) if o.qk_layernorm else
               (transformers.LlamaConfig, transformers.LlamaForCausalLM))
     config = family[0](

@@ -4,18 +4,20 @@
     python3 dev/ref/make_blend_golden.py [output file]          needs numpy, takes seconds
 
 Reimplements megatron-core's BlendedMegatronDatasetBuilder, BlendedDataset and GPTDataset from their
-documented behavior, with numpy's generator and without code of llmc/data. Three rules determine how many
-samples are requested from each shard, and the length of the blend:
+documented behavior, with numpy's generator and without code of llmc/data. One of three rules determines
+the number of samples requested from each shard and the length of the blend:
 
-    fork       ceil(target * weight * 1.005) samples; the blend is the sum (the paper's fork)
-    surplus X  ceil(ceil(target * weight) * (1 + X)) samples; the blend is the sum of ceil(target * weight)
-               (megatron-core from 0.11, --mid-level-dataset-surplus X)
-    list       no weights: every shard once, weighted by its number of samples. The length of the blend is
-               the target, but at most all samples. Without a target, every sample occurs once
+    rule       samples per shard                        length of the blend
+    fork       ceil(target * weight * 1.005)            sum over the shards (the paper's fork)
+    surplus X  ceil(ceil(target * weight) * (1 + X))    sum of ceil(target * weight) (megatron-core from
+                                                        0.11, --mid-level-dataset-surplus X)
+    list       all, weighted by their number            the target, if there are as many samples
 
-One line per case. Token p of shard k is (7919 k + 31 p) mod 60000. "shards" are sequence lengths, "draws" the
-first (shard, sample) pairs, and "fnv" the 64-bit FNV-1a hash over all tokens of all samples of the blend, in
-order, each as four little-endian bytes.
+Without a target, the rule list takes every sample once.
+
+The file has one line per case: "shards" are the sequence lengths of each shard, "draws" the first
+(shard, sample) pairs, and "fnv" the 64-bit FNV-1a hash of all tokens of the blend in order, each as four
+little-endian bytes. Token p of shard k is (7919 k + 31 p) mod 60000.
 """
 import json
 import math
@@ -37,7 +39,7 @@ def split_bounds(text):
 
 
 class GPT:
-    """One split of one shard, in samples of S + 1 tokens."""
+    """One split of a shard, in samples of S + 1 tokens."""
 
     def __init__(self, tokens, lengths, beg, end, wanted, S, seed):
         starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -159,10 +161,10 @@ def main():
         i = case["index"]
         ranges = [(int(round(bounds[i] * len(s))), int(round(bounds[i + 1] * len(s)))) for s in shards]
         if bounds[i + 1] <= bounds[i] or any(sum(s[a:b]) <= case["seq"] for s, (a, b) in zip(shards, ranges)):
-            continue  # a split without samples is an error in both programs
+            continue  # both programs report a split without samples as an error
         parts, table = build(case)
         if any(sample >= len(parts[shard]) for shard, sample in table):
-            continue  # an IndexError in megatron-core; the end of the blend in this program
+            continue  # megatron-core raises an IndexError; in this program the blend ends
         draws = [list(map(int, d)) for d in table[:DRAWS]]
         case.update(samples=len(table), draws=draws, fnv="%016x" % fnv(parts, table))
         out.write(json.dumps(case, separators=(",", ":")) + "\n")

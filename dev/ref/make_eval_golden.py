@@ -6,8 +6,8 @@ test/unit/run/test_eval_tasks.c imports the model and compares the trainer's sco
     pip install lm-eval torch transformers accelerate
     dev/ref/make_eval_golden.py             # takes a minute
 
-scores.json contains, per task, the metrics of the harness, and for each sample its log-likelihoods in
-fp32 and whether it is greedy. "bf16_error" is the largest difference of a log-likelihood in bf16.
+scores.json contains the harness's metrics of each task, and for each sample its log-likelihoods in fp32
+and whether it is greedy. "bf16_error" is the largest error of a log-likelihood in bf16.
 """
 import json
 import math
@@ -28,7 +28,7 @@ WORDS = "the quick brown fox jumps over a lazy dog while seven wizards brew tea 
 
 
 def text(count, start=None):
-    """Returns words in a loose order, so that some are predictable."""
+    """Returns random words, some of which can be predicted from the previous word."""
     at, words = random.randrange(len(WORDS)) if start is None else start, []
     for _ in range(count):
         words.append(WORDS[at % len(WORDS)])
@@ -57,7 +57,7 @@ def continuation_samples():
 
 
 def trained(tokenizer):
-    """Returns a model trained on this language, with bf16 weights, and its loss."""
+    """Returns a model with bf16 weights, trained on these texts, and its loss."""
     config = GPT2Config(n_layer=2, n_embd=HIDDEN, n_head=2, n_positions=POSITIONS, vocab_size=len(tokenizer),
                         bos_token_id=tokenizer.eos_token_id, eos_token_id=tokenizer.eos_token_id,
                         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
@@ -74,7 +74,7 @@ def trained(tokenizer):
 
 
 def greedy_margin(model, tokenizer, sample):
-    """Returns the margin of the logits by which a continuation is greedy or not."""
+    """Returns the margin of the logits that decides whether a continuation is greedy."""
     if "continuation" not in sample:
         return math.inf
     context = tokenizer.encode(sample["context"])

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Generates test/golden/gpt/gpt.golden: results of PyTorch for a small GPT, to test the model and its ops.
 
-The model is Megatron-LM's legacy GPT: learned positions, pre-LayerNorm (eps 1e-5), per-head
-interleaved q k v rows, causal softmax with scale 1/sqrt(head size), tanh GELU, tied LM head, no dropout.
-Everything is computed twice from the same bf16 weights: in fp32 as the reference, and in bf16. The errors
-of this program may be at most twice PyTorch's errors in bf16.
+The model is Megatron-LM's legacy GPT: learned positions, pre-LayerNorm (eps 1e-5), q, k and v rows
+interleaved per head, causal softmax with scale 1/sqrt(head size), tanh GELU, tied LM head, no dropout.
+Everything is computed twice from the same bf16 weights: in fp32, which is the reference, and in bf16. The
+errors of this program may be at most twice PyTorch's errors in bf16.
 
     python3 dev/ref/make_goldens.py [output file]          needs PyTorch >= 1.12 on the CPU, takes seconds
 
@@ -14,8 +14,8 @@ File format (test/golden/golden.h reads it): text lines, then raw little-endian 
     <name> <f32|bf16|i32> <shape, as in 3,144,48> <byte offset from the end of the text part>
 The text part is padded with newlines; offsets are multiples of 64.
 
-Tensors. L layers, hidden size C, NH heads, T positions, vocabulary Vp, B rows per micro-batch; P stands
-for parameter names as in Megatron-LM's checkpoints:
+Tensors (L layers, hidden size C, NH heads, T positions, vocabulary size Vp, B sequences per micro-batch;
+P stands for the parameter names of Megatron-LM's checkpoints):
     config                        i32   L, C, NH, T, Vp, B, steps, micro-batches per step
     tokens, targets               i32   (steps * micro-batches, B, T)
     weight.P                      bf16  initial weights
@@ -23,15 +23,16 @@ for parameter names as in Megatron-LM's checkpoints:
     gradient.P                    f32   gradient of that loss
     adam, learning_rates          f32   beta1, beta2, epsilon, weight decay, clip; (steps)
     steps.loss steps.norm         f32   (steps): mean loss of the micro-batches, norm before clipping
-    steps.bf16_loss .bf16_norm    f32   (steps): the same from the bf16 run
+    steps.bf16_loss .bf16_norm    f32   (steps): loss and norm of the bf16 run
     change.P                      bf16  final master weights minus initial weights, rounded
     statistics.P                  f32   sum and L2 norm of the final master weights, L2 norm of the change
     op.*                                single ops on bf16 inputs: attention of layer 0 and the LM head
-    error.X                       f32   (2): root mean square and largest |PyTorch bf16 - reference| of X;
-                                        change.P: of the master weights, rounded_change.P: of the weights
-The bias of the k rows does not change the softmax. Its gradient is zero except for rounding errors, which
-Adam scales up to full steps. These rows of gradient and change are therefore noise in both precisions, and
-only the rows of q and v can be compared.
+    error.X                       f32   (2): root mean square and largest |PyTorch bf16 - reference| of X.
+                                        X = change.P: of the master weights; X = rounded_change.P: of the
+                                        bf16 weights
+The bias of the k rows does not change the softmax. Its gradient consists of rounding errors, which Adam
+scales up to full steps. These rows of gradient and change are therefore noise in both precisions; only the
+rows of q and v can be compared.
 """
 import os
 import sys
@@ -44,7 +45,7 @@ L, C, NH, T, Vp, B = 3, 48, 3, 16, 128, 4
 HD = C // NH
 STEPS, MICRO_BATCHES = 10, 2
 BETA1, BETA2, EPSILON, WEIGHT_DECAY, CLIP = 0.9, 0.95, 1e-8, 0.1, 1.0
-# The learning rate of the first step is 0, as in Megatron-LM's warm-up.
+# The first learning rate is 0, as in Megatron-LM's warm-up.
 LEARNING_RATES = [0.0, 1e-3, 2e-3, 3e-3, 4e-3, 4e-3, 3e-3, 2e-3, 1e-3, 5e-4]
 
 
@@ -65,8 +66,8 @@ def parameter_shapes():
 
 
 def initial_weights(generator):
-    """Returns fp32 weights with bf16 values, larger than usual so that the attention is not uniform.
-    Biases and LayerNorms are not 0 and 1, so that every term has an effect."""
+    """Returns fp32 weights with bf16 values. They are larger than usual, so that attention is not uniform.
+    Biases and LayerNorm weights are random, so that every term has an effect."""
     weights = {}
     for name, shape in parameter_shapes().items():
         noise = torch.randn(shape, generator=generator)
@@ -81,8 +82,8 @@ def initial_weights(generator):
 
 
 def attention(qkv):
-    """(B, T, NH, 3, HD) -> (B, T, C). Scores and probabilities have the precision of the tensors; the
-    softmax is fp32."""
+    """Computes attention of qkv (B, T, NH, 3, HD). Returns (B, T, C). Scores and probabilities have the
+    tensors' precision; the softmax is in fp32."""
     q, k, v = (qkv[:, :, :, i].transpose(1, 2) for i in range(3))  # (B, NH, T, HD)
     scores = torch.matmul(q, k.transpose(2, 3)) * HD ** -0.5
     masked = scores.float().masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), float("-inf"))
@@ -91,7 +92,7 @@ def attention(qkv):
 
 
 def head(x, word_embeddings, targets):
-    """Returns logits in the precision of the tensors, and losses (B, T) from cross-entropy in fp32."""
+    """Returns logits in the tensors' precision, and losses (B, T) from cross-entropy in fp32."""
     logits = F.linear(x, word_embeddings).float()
     return logits, F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
@@ -116,12 +117,12 @@ def gpt(w, tokens, targets):
 
 
 def leaf(value, dtype):
-    """Returns a copy in dtype that requires a gradient."""
+    """Returns a copy in this dtype that requires gradients."""
     return value.detach().to(dtype, copy=True).requires_grad_()
 
 
 def gradients(weights, dtype, tokens, targets, scale):
-    """Runs forward and backward in `dtype`. The loss is the mean, multiplied by scale in backward."""
+    """Runs forward and backward in `dtype`. The loss is the mean; backward multiplies it by scale."""
     w = {name: leaf(value, dtype) for name, value in weights.items()}
     logits, losses, first_qkv, final = gpt(w, tokens, targets)
     (losses.mean() * scale).backward()
@@ -133,8 +134,8 @@ def gradients(weights, dtype, tokens, targets, scale):
 
 
 def adamw_steps(initial, dtype, tokens, targets):
-    """Implements Apex's FusedAdam with decoupled decay on fp32 master weights. The model weights are the
-    master weights rounded to dtype."""
+    """Apex's FusedAdam with decoupled weight decay on fp32 master weights. The model weights are the master
+    weights rounded to dtype."""
     master = {n: v.clone() for n, v in initial.items()}
     m = {n: torch.zeros_like(v) for n, v in initial.items()}
     v = {n: torch.zeros_like(value) for n, value in initial.items()}
@@ -230,8 +231,7 @@ def main():
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1234)
     weights = initial_weights(generator)
-    # Half of the time, a token is the successor of the previous one, so that there is something to
-    # learn.
+    # Half of the tokens are successors of the previous token, so that there is something to learn.
     stream = torch.randint(0, Vp - 8, (STEPS * MICRO_BATCHES, B, T + 1), generator=generator)
     repeat = torch.rand(stream.shape, generator=generator) < 0.5
     for t in range(1, T + 1):

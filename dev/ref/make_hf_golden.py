@@ -7,8 +7,8 @@ their logits. test/unit/convert/test_hf.c imports the models and compares the tr
 
 logits.golden has the format of make_goldens.py:
     tokens        i32  (B, T)
-    logits        f32  (B, T, V), computed in fp32 from the weights in fp32
-    error.logits  f32  (2): root mean square and largest difference when weights and sums are in bf16
+    logits        f32  (B, T, V), computed in fp32 from fp32 weights
+    error.logits  f32  (2): root mean square and largest error of the logits computed in bf16
 """
 import pathlib
 
@@ -23,8 +23,8 @@ B, T, V = 2, 12, 50
 
 
 def disturb(model, generator):
-    """Sets weights that are larger than usual, so that the attention is not uniform. Biases and LayerNorms
-    are not 0 and 1, so that every term has an effect."""
+    """Sets weights that are larger than usual, so that attention is not uniform. Biases and norm weights
+    are random, so that every term has an effect."""
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         with torch.no_grad():
@@ -36,9 +36,9 @@ def disturb(model, generator):
 
 
 def models():
-    """Yields folder and model. They have an unusual MLP size, epsilon and rotary base, and two queries per
-    key. Llama has biases and an untied output layer. Qwen3's heads are wider in total than the hidden
-    size."""
+    """Yields (folder, model) pairs. The models have unusual MLP sizes, epsilons and rotary bases, and two
+    queries per key. Llama has biases and an untied output layer. Qwen3 has a hidden size that is smaller
+    than heads x head size."""
     ends = {"vocab_size": V, "bos_token_id": V - 1, "eos_token_id": V - 1}
     yield "hf", GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=24, n_head=3, n_inner=40, n_positions=T,
                                            layer_norm_epsilon=1e-3, **ends))

@@ -3,32 +3,32 @@
 
 usage: dev/ref/make_lossless_tables.py >sdp4bit/lossless_tables.h
 
-Changes of weights are modeled by Student's t distribution with three degrees of freedom. Among the
-distributions tried on checkpoints of a small GPT it gives the smallest size, within 0.1 bit of tables
-made for each iteration. Needs only Python's standard library. sdp4bit/README.md describes how weights
-are converted to symbols.
+The model for changes of weights is Student's t distribution with three degrees of freedom. Of the
+distributions tried on checkpoints of a small GPT, it gives the smallest size, within 0.1 bit per weight of
+tables made for each iteration. sdp4bit/README.md describes how weights are converted to symbols. Needs
+only Python's standard library.
 """
 import math
 import sys
 
 PRECISION = 10                # the frequencies of a context sum to 2^PRECISION
-SYMBOLS = 16                  # the last one is the escape
-SMALLEST, LARGEST = -6, 7     # log2 of the rms change in ulps, one context each
+SYMBOLS = 16                  # the last symbol is the escape
+SMALLEST, LARGEST = -6, 7     # range of log2(rms change in ulps), with one context per integer
 FRESH_SHIFT, FRESH_OFFSET = 8, 4
 ESCAPE_BITS = 16
 COST_UNIT = 256               # costs are in 1/256 bit
 
 
 def shift_of(t):
-    """Returns the number of low bits that are sent uncoded, for changes of about 2^t ulps."""
+    """Returns the number of low bits that are sent uncoded if changes are about 2^t ulps."""
     return max(0, t - 1)
 
 
 def change_probability(d, rms):
-    """Returns the probability of a change by d ulps, for an exact change with this rms and a uniformly
-    distributed position within an ulp.
+    """Returns the probability that a weight changes by d ulps after rounding, for changes with this rms.
 
-    This is the second difference of the twice integrated density, y / pi * atan(y / rms).
+    The old value is uniformly distributed within an ulp. The probability is the second difference of the
+    twice integrated density, y / pi * atan(y / rms).
     """
     def integral(y):
         return y / math.pi * math.atan(y / rms)
@@ -44,10 +44,10 @@ def changes(t):
 
 
 def fresh():
-    """Returns the probabilities of the exponents of new weights, if the change exceeds the old weight."""
-    def below(x):  # P(|change| < x), x in units of its rms
+    """Returns the probabilities of the new weights' exponents, for changes larger than the old weight."""
+    def below(x):  # P(|change| < x), x in units of the rms change
         return 2 / math.pi * (x / (1 + x * x) + math.atan(x))
-    # Symbol q is the binade [2^(7 - OFFSET - q), twice that) of the rms.
+    # Symbol q: changes from 2^(7 - FRESH_OFFSET - q) to twice as much, relative to the rms.
     sums = [below(2.0 ** (8 - FRESH_OFFSET - q)) - below(2.0 ** (7 - FRESH_OFFSET - q))
             for q in range(SYMBOLS - 1)]
     return sums + [1 - math.fsum(sums)]

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Generates test/golden/megatron: three archives with small checkpoints in formats of Megatron-LM, each
+"""Generates test/golden/megatron: three archives with small checkpoints in Megatron-LM's formats, each
 saved by four ranks. test/unit/convert/test_megatron.c and test/e2e/megatron.sh import them.
 
     pip install torch megatron-core==0.12.2 psutil einops
     dev/ref/make_megatron_golden.py       # a minute, no GPU
 
-dist/    `torch_dist`, 2 tensor x 2 data parallel ranks: a Llama-like model of megatron-core, saved by its
-         dist_checkpointing. The distributed optimizer saves the master weights as contiguous ranges
-         ("fully sharded, model space") that can start and end within a tensor
+dist/    format `torch_dist`, 2 tensor x 2 data parallel ranks: a Llama-like model of megatron-core, saved
+         by its dist_checkpointing. The distributed optimizer saves the master weights as contiguous ranges
+         ("fully sharded, model space"), which may start and end in the middle of a tensor
 legacy/  one file per rank, 2 tensor x 2 pipeline parallel ranks: a GPT-2-like model with the names of
          Megatron-LM's legacy GPT, which SDP4Bit's release uses. As in real checkpoints, its arguments
          contain an enum and a function
@@ -39,7 +39,7 @@ ITERATION = 7
 
 
 def whole(name, *shape):
-    """Returns the whole fp32 tensor that this program calls `name`."""
+    """Returns the unsplit fp32 tensor that this program calls `name`."""
     number = functools.reduce(lambda h, c: (h * 31 + ord(c)) % 2**32, name, 0)
     count = torch.Size(shape).numel()
     return (((number + 7 * torch.arange(count)) % 251 - 125) / 64).reshape(shape)
@@ -61,7 +61,7 @@ def arguments(**changes):
 
 # --- torch_dist ----------------------------------------------------------------------------------
 
-# Name in this program, and sharding: the split dimension, "halves", or None.
+# Name in this program, and how the tensor is split: by a dimension, "halves", or None (not split).
 IN_LAYER = {
     "input_layernorm.weight": ("input_norm.weight", None, (C,)),
     "self_attention.q_layernorm.weight": ("self_attention.q_layernorm.weight", None, (C // HEADS,)),
@@ -106,8 +106,8 @@ def fill(model, rank):
 
 
 def sharded_master_weights(model_state, master_weights, data_rank):
-    """Does the same as DistributedOptimizer.sharded_param_state_fs_model_space on two data-parallel ranks
-    that own unequal parts of each parameter."""
+    """Does what DistributedOptimizer.sharded_param_state_fs_model_space does on two data-parallel ranks that
+    own different amounts of each parameter."""
     from dataclasses import replace
 
     from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
@@ -134,7 +134,7 @@ def save_dist(rank, port):
     from megatron.core.transformer import TransformerConfig
 
     numpy.product = numpy.prod  # removed in numpy 2
-    # megatron-core requires a GPU in some places without using it here.
+    # megatron-core asks for a GPU in some places, but does not use it here.
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch.cuda.set_device = lambda device: None
     torch.cuda.synchronize = lambda: None
@@ -186,7 +186,7 @@ LEGACY_LAYER = {
 
 
 class Buffer:
-    """Allocates parameters as views of one buffer, like Megatron-LM's distributed optimizer."""
+    """Allocates parameters as views of a single buffer, like Megatron-LM's distributed optimizer."""
     def __init__(self):
         self.buffer, self.used = torch.zeros(16384, dtype=torch.bfloat16), 0
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Prints the hashes in test/unit/data/test_nfc.c: results of the normalizer NFC of Hugging Face's
-`tokenizers` for every code point and for random sequences.
+"""Prints the hashes in test/unit/data/test_nfc.c. They are computed from the results of the NFC normalizer
+in Hugging Face's `tokenizers` for all code points and for random sequences.
 
     pip install tokenizers xxhash
     dev/ref/make_nfc_golden.py
@@ -30,7 +30,7 @@ def plane(number):
 
 
 def splitmix64(state):
-    """The generator in test/random.h."""
+    """The random number generator of test/random.h."""
     while True:
         state = state + 0x9E3779B97F4A7C15 & MASK
         z = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & MASK

@@ -6,8 +6,8 @@ vocabulary.
     pip install tokenizers
     dev/ref/make_tokenizer_golden.py --gpt2 FOLDER     # FOLDER holds GPT-2's vocab.json and merges.txt
 
-Without --gpt2 the file with GPT-2's ids is not changed. All characters are in Unicode 14, so that older and
-newer tables agree.
+Without --gpt2, the file with GPT-2's ids does not change. The texts use only characters of Unicode 14, so
+that older and newer Unicode tables give the same ids.
 """
 import argparse
 import json
@@ -88,7 +88,7 @@ def write_cases(path, folder, with_text):
     lines = []
     for text in all_texts():
         ids = tokenizer.encode(text).ids
-        # Hexadecimal, because strings end at U+0000 in the C reader.
+        # Texts with U+0000 are written in hexadecimal, because strings end there in the C reader.
         case = {"text": text} if "\0" not in text else {"hex": text.encode().hex()}
         lines.append(json.dumps({**case, "ids": ids} if with_text else ids, separators=(",", ":")))
     header = json.dumps({"made_with": f"tokenizers {tokenizers.__version__}"})[:-1]

@@ -7,9 +7,9 @@ styles of GPT-2, Llama 3, Qwen 2 and others, in Hugging Face's tokenizer.json fo
     dev/ref/make_tokenizer_json_golden.py
     dev/ref/make_tokenizer_json_golden.py --compare build/preprocess_data --megabytes 3
 
-The second form compares preprocess_data with `tokenizers` on random Unicode text, for these tokenizers. It
-uses only characters that the Unicode tables of both Python and PCRE2 contain, because PCRE2 and `tokenizers`
-may classify newer ones differently.
+The second form compares the ids of preprocess_data and `tokenizers` on random Unicode text. It uses only
+characters in the Unicode tables of both Python and PCRE2, because PCRE2 and `tokenizers` may classify newer
+characters differently.
 """
 import argparse
 import array
@@ -35,7 +35,7 @@ from make_tokenizer_golden import POOL, TEXTS, TRAINING_TEXT  # noqa: E402
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "test" / "golden" / "tokenizer_json"
 MERGES = 300
 
-# The public patterns of these models' tokenizers.
+# The published patterns of these models' tokenizers.
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
@@ -88,7 +88,7 @@ def special(*names):
 
 
 def gpt2():
-    """The end-of-document token is also in the vocabulary."""
+    """Has an end-of-document token that is also in the vocabulary."""
     tokenizer = train(byte_level(regex=True))
     state = json.loads(tokenizer.to_str())
     state["model"]["vocab"]["<|endoftext|>"] = len(state["model"]["vocab"])
@@ -105,7 +105,7 @@ def llama3():
     state = json.loads(tokenizer.to_str())
     vocab = state["model"]["vocab"]
     state["model"]["ignore_merges"] = True
-    # Words that no merges produce, so they match only as a whole. Later ids move up by two.
+    # Add two words that no merges produce, so that they match only as a whole. Later ids shift by 2.
     for token in state["added_tokens"]:
         token["id"] += 2
     vocab["\u0120world"] = len(vocab)
@@ -120,7 +120,7 @@ def llama3():
 
 
 def qwen2():
-    """Has NFC normalization, single digits, special tokens, and an added token that is not special."""
+    """Has NFC normalization, splits digits, and has special tokens and an added token that is not special."""
     tokenizer = train(pre_tokenizers.Sequence([split(QWEN2), byte_level()]), normalizers.NFC())
     tokenizer.add_special_tokens(special("<|endoftext|>", "<|im_start|>", "<|im_end|>"))
     tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False),
@@ -129,14 +129,15 @@ def qwen2():
 
 
 def o200k():
-    """Has a pattern that is left to PCRE2."""
+    """Has a pattern for which preprocess_data uses PCRE2."""
     tokenizer = train(pre_tokenizers.Sequence([split(O200K), byte_level()]))
     tokenizer.add_special_tokens(special("<|endoftext|>"))
     return tokenizer, None
 
 
 def digits():
-    """Has several steps: digits, GPT-2's pattern with a prefix space; runs of spaces; stripping tokens."""
+    """Splits in several steps: digits, then GPT-2's pattern with a prefix space. Also has tokens for runs of
+    spaces, and tokens that strip the white space next to them."""
     tokenizer = train(pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
                                                pre_tokenizers.Split("//", "isolated"),
                                                byte_level(prefix=True, regex=True)]))
@@ -149,7 +150,7 @@ def digits():
 
 
 def whole():
-    """Has no pattern, so a text is not split."""
+    """Has no pattern, so that texts are not split."""
     tokenizer = train(byte_level(regex=True))
     tokenizer.pre_tokenizer = byte_level(prefix=True)
     tokenizer.add_special_tokens(special("<|endoftext|>"))
@@ -192,8 +193,8 @@ def pcre2_unicode_version():
 
 
 def known_characters():
-    """Returns all characters that Python and PCRE2 know, except line feeds, NUL and surrogates. If PCRE2's
-    tables are older than Python's, these are the characters of Unicode 3.2, the other version in Python."""
+    """Returns all characters that both Python and PCRE2 know, except line feeds, NUL and surrogates. If
+    PCRE2's tables are older than Python's, uses Unicode 3.2, the only older version that Python has."""
     older = int(pcre2_unicode_version().split(".")[0]) < int(unicodedata.unidata_version.split(".")[0])
     tables = unicodedata.ucd_3_2_0 if older else unicodedata
     return [chr(c) for c in range(0x110000)
@@ -201,7 +202,7 @@ def known_characters():
 
 
 def random_texts(megabytes):
-    """Yields texts with characters of all scripts and classes; the only line ending is \\r."""
+    """Yields texts with characters of all scripts and classes. Their only line ending is \\r."""
     rng = random.Random(5)
     every = known_characters()
     white = [c for c in every if c.isspace()]
@@ -229,7 +230,7 @@ def documents_of(prefix):
 
 
 def compare(program, megabytes):
-    """Exits with an error if preprocess_data and `tokenizers` differ on random text."""
+    """Exits with an error if the ids of preprocess_data and `tokenizers` differ on random text."""
     all_texts = list(random_texts(megabytes))
     lines = "".join(json.dumps({"text": t}) + "\n" for t in all_texts)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,10 @@
 """`study base`: trains the baseline run from which all forks start. Called by ../study.
 
-The base run uses a warm-up followed by a constant learning rate and saves a checkpoint at each of
-its points. Checkpoints are large and stay under raw/. trunk.json is small: it records the settings
-of the base run and the fingerprint of each point. If the checkpoints are lost, `study base` trains
-again and must produce bitwise identical ones. While the base run is unfinished, trunk.json has no
-points; its settings keep a run with different settings from resuming those checkpoints.
+The base run has a warm-up and then a constant learning rate, and saves a checkpoint at each of its
+points. The checkpoints are large and stay under raw/. The small file trunk.json records the settings
+of the base run and the fingerprint of each checkpoint. If the checkpoints are lost, `study base`
+trains again and must produce bitwise identical ones. While the base run is unfinished, trunk.json has
+no points, but its settings prevent a run with other settings from resuming the checkpoints.
 """
 import math
 import os
@@ -21,7 +21,7 @@ KEPT = ("commit", "device", "libraries", "micro_batch_size", "parameters", "trai
 
 
 def folder(options):
-    """Folder of the forks' results."""
+    """Returns the folder with the results of the forks."""
     return os.path.join(options.results, f"{options.name}-branches")
 
 
@@ -63,7 +63,7 @@ def settings_of(options):
 
 
 def base_run_flags(settings, options, points):
-    """Constant learning rate after the warm-up, whose length is given as a fraction as in configs/."""
+    """Returns flags for a constant learning rate after the warm-up, whose length is set as a fraction."""
     saves = os.path.abspath(saves_folder(options))
     flags = [*common_flags(settings, options), "--train-iters", points[-1],
              "--lr", settings["lr"], "--lr-decay-style", "constant",
@@ -87,7 +87,7 @@ def lost(options, base, points):
 
 
 def check_bits(base, made):
-    """Checks that a repeated base run is bitwise identical to the one that the results used."""
+    """Checks that a repeated base run is bitwise identical to the base run of the existing results."""
     for point, bits in made.items():
         known = base["points"].get(point, bits)
         if known != bits:
@@ -127,7 +127,7 @@ def train_base_run(options):
         print("the base run exists", flush=True)
         return 0
     write_records(description_path(options), known)
-    if gone and gone[0] <= newest(saves_folder(options)):  # a run cannot resume before it
+    if gone and gone[0] <= newest(saves_folder(options)):  # a run resumes only from the newest one
         shutil.rmtree(saves_folder(options))
     made = make(options, settings, points)
     check_bits(known, made["points"])

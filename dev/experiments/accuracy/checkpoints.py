@@ -1,9 +1,9 @@
 """Checkpoints of the base run: fingerprints, and the starting checkpoint of each fork. Called by
 base_run.py and forks.py.
 
-A fork loads a copy of a checkpoint in which only the number of consumed samples differs. That number
-determines where in the training data the fork begins. The copy consists of a modified manifest and
-symbolic links to the files of the base run.
+A fork loads a copy of a checkpoint with another number of consumed samples, which determines where in
+the training data the fork begins. The copy consists of a modified manifest and symbolic links to the
+files of the base run.
 """
 import contextlib
 import ctypes
@@ -13,7 +13,7 @@ import re
 
 from .common import StudyError, read_json
 
-# Last line of a manifest: hash of everything before it (llmc/checkpoint/manifest.c).
+# Last line of a manifest, with the hash of everything before it (llmc/checkpoint/manifest.c).
 LAST_LINE = '"xxh3": "%016x"\n}\n'
 CONSUMED = rb'("state": \{[^}]*"consumed_train_samples": )(\d+)'
 
@@ -40,7 +40,7 @@ def newest(saves):
 
 
 def fingerprint(saves, iteration):
-    """Returns a hash over the hashes of a checkpoint's files, or None if the checkpoint is missing."""
+    """Returns a fingerprint of a checkpoint, computed from its files' hashes; None if it is missing."""
     manifest = os.path.join(folder_of(saves, iteration), "manifest.json")
     if not os.path.exists(manifest):
         return None
@@ -49,7 +49,7 @@ def fingerprint(saves, iteration):
 
 
 def moved_manifest(manifest, consumed):
-    """Returns the manifest with another number of consumed samples and an updated hash."""
+    """Replaces the number of consumed samples in a manifest and updates its hash."""
     text = manifest[:-len(LAST_LINE % 0)]
     if manifest != text + (LAST_LINE % xxh3(text)).encode():
         raise StudyError(5, "the base run's manifest.json is damaged; run `study base` again")
@@ -67,9 +67,9 @@ def write_whole(path, content):
 
 
 def start_of_fork(saves, iteration, consumed, start):
-    """Creates the folder `start` for --load: the checkpoint, with `consumed` samples consumed.
+    """Creates the folder `start` for --load: the checkpoint, but with `consumed` consumed samples.
 
-    An existing folder stays readable throughout, because a fork of another process may be loading it."""
+    An existing folder stays readable all the time, because another process's fork may be loading it."""
     source, target = folder_of(saves, iteration), folder_of(start, iteration)
     os.makedirs(target, exist_ok=True)
     for name in os.listdir(source):

@@ -7,7 +7,7 @@ import sys
 sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 sys.path.insert(0, os.path.join(ROOT, "dev"))
-# Flags that change the transport but not the results. They are not part of the settings.
+# Flags that change only how data is sent, not the results. They are not part of the settings.
 TRANSPORT_FLAGS = ["--emulate-nodes"]
 
 

@@ -1,7 +1,7 @@
 """`study report` of forks: a page of tables and plots. Called by ../study.
 
-Forks with the same starting point and length form a group, which gets one table. Gaps are paired by
-data seed. The reference for a data seed is the mean of its baseline and replicates.
+Forks with the same starting point and length form a group; the page has one table per group. A fork's
+gap is its loss minus the mean loss of the baseline and its replicates with the same data seed.
 """
 import os
 
@@ -14,7 +14,7 @@ from .replicates import ForkNoise, Chance, compared, families, power_table, read
 
 
 def bit_identical(presets):
-    """Reports whether lossless weights were bitwise identical to the baseline, as they must be."""
+    """Reports whether forks with lossless weights are bitwise identical to the baseline, as they must be."""
     pairs = [(s, r["bits"] == presets["baseline"][s]["bits"]) for s, r in presets.get("lossless", {}).items()
              if s in presets.get("baseline", {})]
     if not pairs:
@@ -62,7 +62,7 @@ def section(group, presets, name):
     several = any(len(runs) > lost(results, preset)
                   for preset, runs in results.items() if preset != "baseline")
     title = f"{name}: from iteration {point}, {length} iterations"
-    # The gap of a single preset is in its row; it needs no plot.
+    # A single preset needs no plot; its gap is in the table.
     pictures = {"gaps": gap_plot(results, noise, title)} if several and len(results) > 2 else {}
     for kind, made in plots(results, noise, title).items():
         if kind.endswith("_error"):
@@ -118,7 +118,7 @@ def report(options):
 
 
 def holds_forks(folder):
-    """Returns true if the folder holds forks, judging by its first result."""
+    """Returns true if the folder's first result is a fork."""
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     names = [n for n in names if n.endswith(".json")]
     if "trunk.json" in names:

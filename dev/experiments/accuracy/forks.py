@@ -1,10 +1,10 @@
 """`study fork`: trains from a point of the base run, once per preset and data seed, while the learning
 rate decays to zero. Called by ../study.
 
-A fork starts with the weights and Adam moments of the base run. All presets with the same data seed
-read the same samples. The ranges of the data seeds follow each other after the samples that the
-base run reads, so no sample repeats within a fork. Replicates are baseline forks whose learning
-rate differs by one or two units in the last place.
+A fork starts with the weights and Adam moments of the base run. Presets with the same data seed read
+the same samples. Each data seed has its own range of samples, after the samples of the base run, so no
+sample repeats within a fork. Replicates are baseline forks whose learning rate differs by one or two
+units in the last place.
 """
 import array
 import hashlib
@@ -17,11 +17,11 @@ from .common import StudyError, without_transport
 from .trainer import Job, data_fingerprint, work_through
 from .base_run import common_flags, description_path, folder, raw_folder, read_base_run, saves_folder
 
-TAIL = 0.1  # the validation loss averages the evaluations in this last part of a fork
+TAIL = 0.1  # the validation loss is the mean of the evaluations in this last part of a fork
 
 
 def samples_of_epoch(prefix, split, seq_length):
-    """Returns a lower bound, close to the trainer's count, of the training samples in one epoch."""
+    """Returns the number of training samples in one epoch, or slightly fewer."""
     try:
         with open(prefix + ".idx", "rb") as file:
             magic, _, _, sequences, _ = struct.unpack("<9sQBQQ", file.read(34))
@@ -62,9 +62,9 @@ def settings_of(options, base):
 
 
 def schedule_flags(options, base, learning_rate):
-    """Linear decay from the base run's learning rate to zero.
+    """Returns flags for a linear decay from the base run's learning rate to zero.
 
-    The trainer's schedule counts samples, but its flags count iterations of the fork's batch."""
+    The trainer's schedule counts samples, but its flags count iterations with the fork's batch size."""
     end = options.point + options.length
     before = options.point * base["settings"]["global_batch_size"]
     decayed = before // options.global_batch_size + options.length

@@ -2,10 +2,10 @@
 import math
 import statistics
 
-# A preset is as good as another if the 95 % interval of its gap ends below this. At 125M the paper
-# calls SDP4Bit as good as the baseline with a gap of 0.002, and TLq worse with a gap of 0.011.
+# A preset is as good as the baseline if the 95 % interval of its gap ends below this. In the paper,
+# the gaps at 125M are 0.002 for SDP4Bit (as good as the baseline) and 0.011 for TLq (worse).
 MARGIN = 0.003
-# Student's t, 97.5 %, for 1, 2, ... degrees of freedom.
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
 T_975 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
          2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086]
 
@@ -15,7 +15,7 @@ def t_975(freedom):
 
 
 def gaps(results, preset, reference):
-    """Returns the difference in validation loss from the reference, by seed.
+    """Returns {seed: validation loss minus the reference's validation loss with the same seed}.
 
     Runs with the same seed have the same initial weights and read the same data in the same order."""
     ours, theirs = results.get(preset, {}), results.get(reference, {})
@@ -39,10 +39,10 @@ def own_half_width(values):
 class Noise:
     """Variation of a gap over seeds, for runs from initial weights.
 
-    The standard deviation is pooled over all presets with several seeds. Their gaps are correlated,
-    because presets share the baseline run of a seed. More presets therefore add no degrees of
-    freedom: the preset with the most seeds determines them. If no preset has several seeds, the
-    baseline's standard deviation times sqrt(2) is used, as for independent runs."""
+    The standard deviation is pooled over all presets with several seeds. All presets use the same
+    baseline run of a seed, so their gaps are correlated, and more presets do not add degrees of
+    freedom; the preset with the most seeds determines their number. If no preset has several seeds,
+    the standard deviation is sqrt(2) times that for the baseline, as for independent runs."""
 
     def __init__(self, results):
         all_gaps = [baseline_gaps(results, preset) for preset in results]
@@ -61,8 +61,8 @@ class Noise:
     def half_width(self, values):
         """Returns half of the 95 % interval of the mean gap; None if no preset has several seeds.
 
-        It is based on the pooled standard deviation, or on these gaps alone if there are at least
-        three and their interval is wider."""
+        Uses the pooled standard deviation, or the standard deviation of these gaps if there are at
+        least three and it gives a wider interval."""
         own = own_half_width(values) if len(values) > 2 else None
         pooled = None
         if self.deviation is not None and values:
@@ -80,9 +80,9 @@ def classify(mean, half):
 
 
 def as_good(mean, half):
-    """Returns whether a preset costs less than MARGIN: "yes", "no", "unknown"; None for a single gap.
+    """Returns "yes", "no" or "unknown": does a preset cost less than MARGIN? None for a single gap.
 
-    A gap inside the noise is not sufficient: the whole interval must be below the margin."""
+    "yes" requires the whole interval to be below the margin, not just a gap inside the noise."""
     if half is None:
         return None
     if mean + half < MARGIN:

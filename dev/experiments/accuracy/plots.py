@@ -8,7 +8,7 @@ from plotting import COLORS, LEFT, RIGHT, TOP, Entry, Panel
 
 
 def style(preset):
-    """Returns the preset's color and dash pattern, the same in all plots."""
+    """Returns the preset's color and dash pattern, which are the same in all plots."""
     k = list(PRESETS).index(preset) if preset in PRESETS else len(PRESETS)
     return COLORS[k % len(COLORS)], ("", "7 4", "2 4")[k // len(COLORS) % 3]
 
@@ -54,7 +54,7 @@ def gap_plot(results, noise, title):
 
 
 def curve_points(result, reference, smooth=25):
-    """Returns (iteration, difference in loss from the reference), as moving averages."""
+    """Returns (iteration, loss minus the reference's loss) pairs, as moving averages."""
     ours, theirs = result["train_loss"], reference["train_loss"]
     pairs = [a - b for a, b in zip(ours["mean"], theirs["mean"])]
     half = max(1, smooth // (2 * ours["every"]))
@@ -85,7 +85,7 @@ def line_plot(curves, y_label, title, subtitle, log=False):
 
 
 def plots(results, noise, model):
-    """Returns name -> SVG text."""
+    """Returns {name: SVG text}."""
     seed = min(results["baseline"])
     one = {preset: seeds[seed] for preset, seeds in results.items() if seed in seeds}
     errors = lambda column: [(preset, [(e[0], e[column]) for e in r["errors"]]) for preset, r in one.items()]

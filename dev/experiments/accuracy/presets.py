@@ -14,8 +14,8 @@ def gradient_groups(size):
     return ["--gq-group-size-intra", str(size), "--gq-group-size-inter", str(size)]
 
 
-# name: (PRESET of scripts/train_*.sh, additional flags, seeds unless --seeds is given).
-# The first one is the reference of all comparisons.
+# {name: (PRESET of scripts/train_*.sh, additional flags, default seeds)}. The first preset is the
+# reference of all comparisons.
 PRESETS = {
     "baseline": ("baseline", [], FOUR),
     "baseline-bf16": ("baseline-bf16", [], FOUR[:1]),
@@ -50,8 +50,8 @@ SETS = {
     "paper": ["baseline", "sdp4bit", "qwd", "tlq-hs", "tlq", "ulq", "qw-g2048", "qw-g128", "qw-g32",
               "tlq-hs-g64", "tlq-hs-g512"],
 }
-# Replicates of the baseline, for forks only: offset of the learning rate in units of the last place
-# (fp32).
+# Replicates of the baseline, for forks only: offset of the fp32 learning rate in units in the last
+# place.
 REPLICATES = {"replicate1": 1, "replicate2": -1, "replicate3": 2, "replicate4": -2}
 # Order of the presets in the paper's tables, as pairs (worse, better).
 PAPER_ORDER = [
@@ -59,7 +59,7 @@ PAPER_ORDER = [
     ("qw-g128", "qwd"), ("qw-g2048", "qwd"),
     ("ulq", "tlq"), ("tlq", "tlq-hs"), ("ulq", "tlq-hs"), ("tlq-hs-g512", "tlq-hs"),
 ]
-PAPER_EQUAL = ["qwd", "tlq-hs", "sdp4bit"]  # as good as the baseline according to the paper
+PAPER_EQUAL = ["qwd", "tlq-hs", "sdp4bit"]  # according to the paper, as good as the baseline
 
 
 def trains_alone(preset):
@@ -75,12 +75,12 @@ def moved(learning_rate, units):
 
 
 def stored_name(preset):
-    """Returns the preset's name in results, where replicates keep their earlier name."""
+    """Returns the preset's name in result files, where replicates have their earlier names."""
     return re.sub(r"^replicate(?=\d$)", "twin", preset)
 
 
 def current_name(name):
-    """Returns the name of a preset or set that a result or command calls by its stored name."""
+    """Converts an earlier name of a preset or set, in a result file or command, to its present name."""
     return re.sub(r"^twin(?=(s|\d)$)", "replicate", name)
 
 

@@ -1,9 +1,9 @@
 """Random variation between forks, and `study power`. Called by ../study and fork_report.py.
 
 Replicates are baseline forks whose learning rate differs in the last bits. The spread of their losses
-is a lower bound for the random variation of a gap: a preset's rounding perturbs every step, while a
-one-bit difference takes many steps to grow as large. The number of forks that a preset needs
-therefore comes from the spread of its own gaps.
+is a lower bound for the random variation of a gap: a preset's rounding perturbs every step, whereas
+the effect of a one-bit difference needs many steps to grow. The number of forks that a preset needs is
+therefore computed from the spread of its own gaps.
 """
 import math
 import os
@@ -19,7 +19,7 @@ MOST_FORKS = 200
 
 
 def read_forks(folders):
-    """Returns (point, length) -> preset -> data seed -> result. All share the base run's model and corpus."""
+    """Returns {(point, length): {preset: {data seed: result}}}. Checks that model and corpus agree."""
     found, comparable, base_runs = {}, {}, {}
     for folder in folders:
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
@@ -59,7 +59,7 @@ def families(presets):
 
 
 class Chance:
-    """Random variation of replicates: the standard deviation of one run, pooled over data seeds."""
+    """Random variation of replicates: standard deviation of a run's loss, pooled over data seeds."""
 
     def __init__(self, presets):
         squares, self.freedom = 0.0, 0
@@ -88,7 +88,7 @@ def chi_squared_10(freedom):
 
 
 def compared(presets):
-    """Returns the presets in the study's order. The baseline's loss is the mean over its replicates."""
+    """Returns the presets in the study's order. Averages the baseline's loss with its replicates' losses."""
     mean = {seed: statistics.fmean(losses) for seed, losses in families(presets).items()}
     made = {"baseline": {s: {**r, "valid_loss": mean.get(s)} for s, r in presets.get("baseline", {}).items()}}
     order = [*PRESETS, *sorted(set(presets) - set(PRESETS))]
@@ -99,16 +99,16 @@ def compared(presets):
 class ForkNoise:
     """Confidence intervals from a preset's own gaps.
 
-    Gaps are not pooled over presets, because their spread differs: it is larger for coarse
-    quantization than for fine, smaller for replicates, and zero for lossless weights."""
+    Gaps are not pooled over presets, because their spread differs: it is large for coarse
+    quantization, small for replicates, and zero for lossless weights."""
 
     half_width = staticmethod(own_half_width)
 
 
 def forks_needed(deviation, half_width):
-    """Returns the least number of forks whose mean gap has a 95 % interval within ± half_width.
+    """Returns the smallest number of forks whose mean gap has a 95 % interval within ± half_width.
 
-    `deviation` is the standard deviation of one gap. Returns None if MOST_FORKS do not suffice."""
+    deviation: standard deviation of one gap. Returns None if MOST_FORKS are not enough."""
     for n in range(2, MOST_FORKS + 1):
         if t_975(n - 1) * deviation / math.sqrt(n) <= half_width:
             return n
@@ -135,8 +135,10 @@ def power_rows(group, presets, half_width):
 
 
 def plan_of(group, presets, rows):
-    """Returns (seconds per preset, plan in words) for the presets that the paper calls as good as the
-    baseline, or for the replicates if none of these has several forks. None if no plan suffices."""
+    """Returns (seconds per preset, description) of the forks needed; None if there is no such plan.
+
+    Considers the presets that the paper calls as good as the baseline, or the replicates if none of
+    those presets has several forks."""
     seconds = [r["seconds"] for runs in presets.values() for r in runs.values() if r.get("seconds")]
     asked = [r for r in rows if r["who"] in PAPER_EQUAL] or [r for r in rows if r["who"] == "replicates"]
     if not seconds or not asked or any(r["safe"] is None for r in asked):

@@ -68,7 +68,7 @@ def status(options):
 
 
 def read_results(folders):
-    """Returns preset -> seed -> result, with the presets in the study's order."""
+    """Returns {preset: {seed: result}}, with the presets in the study's order."""
     found, settings, first = {}, None, None
     for folder in folders:
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []

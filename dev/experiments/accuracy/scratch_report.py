@@ -9,7 +9,7 @@ from .statements import COLUMNS, meanings, ordering, paragraph, single_compariso
 
 
 def made_by(results, model):
-    """Returns the command of these runs, with --micro-batch-size if all runs have the same."""
+    """Returns the command of these runs, with --micro-batch-size if it is the same in all runs."""
     s = next(iter(results["baseline"].values()))["settings"]
     sizes = {r.get("micro_batch_size") for seeds in results.values() for r in seeds.values()}
     size = sizes.pop() if len(sizes) == 1 else None

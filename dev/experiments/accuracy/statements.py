@@ -50,7 +50,7 @@ def described(noise, values, test, words):
 
 
 def order_of(results, noise, worse, better):
-    """Describes whether `worse` is worse than `better` in these runs; empty without common seeds."""
+    """Describes whether `worse` is worse than `better` in these runs. Returns "" without common seeds."""
     lost_worse, lost_better = lost(results, worse), lost(results, better)
     if lost_worse and lost_better:
         return "**inconclusive**: runs of both diverged"
@@ -65,7 +65,7 @@ def order_of(results, noise, worse, better):
 
 
 def equality_of(results, noise, preset):
-    """Describes whether the preset costs less than MARGIN in these runs; empty without common seeds."""
+    """Describes whether the preset costs less than MARGIN in these runs. Returns "" without common seeds."""
     if lost(results, preset):
         return (f"**does not hold**: {lost(results, preset)} of {len(results[preset])} runs diverged, "
                 f"compared with {lost(results, 'baseline')} of {len(results['baseline'])} of the baseline's")
@@ -75,9 +75,9 @@ def equality_of(results, noise, preset):
 
 
 def ordering(results, noise):
-    """Returns one line per claim of the paper: whether it holds in these runs.
+    """Returns a line per claim of the paper that says whether the claim holds in these runs.
 
-    A run that diverged is worse than any run that did not."""
+    A run that diverged counts as worse than all runs that did not."""
     said = [(f"{worse} is worse than {better}", order_of(results, noise, worse, better))
             for worse, better in PAPER_ORDER if worse in results and better in results]
     said += [(f"{preset} is as good as the baseline, to {MARGIN}", equality_of(results, noise, preset))
@@ -94,7 +94,7 @@ def paragraph(*sentences):
 
 
 def single_comparisons(presets):
-    """Returns sentences on multiple comparisons, for a page with this number of presets."""
+    """Returns sentences about multiple comparisons. presets: number of presets on the page."""
     return ("The intervals are not corrected for multiple comparisons: about one preset in twenty falls "
             "outside its interval by chance.",
             f"Here {presets} {'preset is' if presets == 1 else 'presets are'} compared.")

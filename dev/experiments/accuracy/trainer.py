@@ -19,13 +19,13 @@ from .presets import current_name
 from tables import write_records  # dev/, whose path common adds
 
 
-# One run.
-#   name      for messages
+# A run:
+#   name      name in messages
 #   preset    PRESET of scripts/train_*.sh
 #   flags     trainer flags
-#   raw       folder of its log
-#   path      file of its result
-#   settings  must be equal in all results that are compared
+#   raw       folder of the log
+#   path      result file
+#   settings  settings, which must be equal in all results that are compared
 #   labels    additional fields of the result
 Job = namedtuple("Job", "name preset flags raw path settings labels")
 
@@ -56,7 +56,7 @@ def read_lines(path):
 
 
 def thinned(values, most=1000):
-    """Averages blocks of equal size, so that a result has at most `most` values."""
+    """Reduces the values to at most `most` means over blocks of equal size."""
     size = max(1, math.ceil(len(values) / most))
     means = [round(statistics.fmean(values[i:i + size]), 5) for i in range(0, len(values), size)]
     return {"every": size, "mean": means}
@@ -68,7 +68,7 @@ def median_of(intervals, name):
 
 
 def mean_bytes(intervals, name):
-    """Mean per step over the whole run, because some steps send nothing with --local-steps."""
+    """Returns the mean per step over the whole run, because with --local-steps some steps send nothing."""
     steps = sum(r["iterations"] for r in intervals)
     return sum(r[name] * r["iterations"] for r in intervals) / steps if steps else None
 
@@ -82,7 +82,7 @@ def summary(lines, diverged):
     intervals = [r for r in lines if r["kind"] == "interval"]
     errors = [r for r in lines if r["kind"] == "quantization_error"]
     return {
-        # Not part of the settings: different values give equal results.
+        # Not part of the settings, because the results do not depend on it.
         "micro_batch_size": start["arguments"]["micro_batch_size"],
         "commit": start["commit"], "device": start["device"], "libraries": start["libraries"],
         "nodes": start["nodes"], "parameters": start["parameters"], "diverged": diverged,
@@ -98,7 +98,7 @@ def summary(lines, diverged):
 def train(options, job, keep=False):
     """Runs the trainer and returns its exit code. Its log and output are in the folder job.raw.
 
-    keep: keep the folder, so that a run resumed from a checkpoint appends to its log."""
+    keep: don't clear the folder first, so that a resumed run appends to its log."""
     if not keep:
         shutil.rmtree(job.raw, ignore_errors=True)
     os.makedirs(job.raw, exist_ok=True)
@@ -120,7 +120,7 @@ def train(options, job, keep=False):
 
 @contextlib.contextmanager
 def claimed(raw):
-    """Locks a run. Yields false if another process, possibly on another machine, holds the lock."""
+    """Locks a run. Yields False if another process, possibly on another machine, holds the lock."""
     os.makedirs(os.path.dirname(raw), exist_ok=True)
     with open(raw + ".lock", "w", encoding="utf-8") as lock:
         try:
@@ -164,9 +164,9 @@ def finished(job):
 
 
 def run_once(options, job, more=lambda lines: {}):
-    """Executes one run and writes its result. Returns its exit code, or 0 for 4 (the run diverged).
+    """Executes a run and writes its result. Returns its exit code, or 0 if the run diverged (exit code 4).
 
-    A failed run has no result. more(lines of the log): returns additional fields of the result."""
+    A failed run has no result. more(log): returns additional fields of the result."""
     with claimed(job.raw) as free:
         if not free or finished(job):
             print(f"{job.name}: another process is running it", flush=True)
@@ -191,7 +191,7 @@ def run_once(options, job, more=lambda lines: {}):
 
 
 def work_through(options, wanted, more=lambda lines: {}):
-    """Executes the runs that have no result, within --minutes. Returns the exit code of the study."""
+    """Executes the runs without a result that fit into --minutes. Returns the exit code of the study."""
     started, longest, failed = time.monotonic(), 0.0, 0
     todo = [job for job in wanted if not finished(job)]
     print(f"{options.name}: {len(wanted) - len(todo)} of {len(wanted)} runs are done, {len(todo)} to do",
