@@ -39,7 +39,7 @@ static const float BETA1 = 0.9f, BETA2 = 0.95f, EPSILON = 1e-8f, WEIGHT_DECAY = 
 // Sets of tensors. PARTS: uneven tensors that are split, or that another rank counts in the norm.
 typedef enum Shape { RAGGED, PARTS, BUCKETS, ALIGNED, TAILS_ONLY } Shape;
 
-// lowest, highest: bounds of the reduced gradient's relative L2 error. 1 % of the gradient values are
+// lowest, highest: bounds of the reduced gradient's relative L2 error. 1 % of the gradients are
 // outliers, which are 20 times as large.
 typedef struct Preset {
     const char *name;

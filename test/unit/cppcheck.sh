@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks the C sources of the programs with cppcheck: every warning is an error. A false positive is
-# silenced where it occurs, with a reason: "// cppcheck-suppress ID ; reason". Prints "ok NAME",
-# "not ok NAME" or "skip NAME: reason".
+# Checks the C sources of the programs with cppcheck. Every warning is an error. False positives are
+# suppressed in the source with a reason: "// cppcheck-suppress ID ; reason". Prints "ok NAME", "not
+# ok NAME" or "skip NAME: reason".
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Finds Markdown that renders incorrectly: broken tables, rows with a wrong number of cells, code
-that renders as prose, links to missing headings. Called by repository_rules.sh:
-documents.py tables|code|anchors FILE.md ... prints one line per finding.
+that renders as prose, links to missing headings. Called by repository_rules.sh.
+
+usage: documents.py tables|code|anchors FILE.md ...   prints one line per finding
 """
 import os
 import re
@@ -19,12 +20,12 @@ def lines_of(path):
 
 
 def cells(row):
-    """Counts cells as GitHub does: every | without a backslash ends one, even between backticks."""
+    """Counts cells like GitHub: every | without a backslash ends one, even between backticks."""
     return len(re.findall(r"(?<!\\)\|", row)) - 1
 
 
 def tables(path):
-    """A table is a header, a line of dashes, and rows with the same number of cells."""
+    """Checks that tables have a header, a line of dashes, and rows with the same number of cells."""
     above = []  # rows of the current table
     for number, line in [*lines_of(path), (0, "")]:
         if len(above) == 1 and not re.fullmatch(r"\|(:?-+:?\|)+", line.replace(" ", "")):
@@ -38,7 +39,8 @@ def tables(path):
 
 
 def code(path):
-    """Four spaces start a code block only after an empty line. In a list they continue the item."""
+    """Finds indented code that GitHub renders as prose. Four spaces start a code block only after an
+    empty line. In a list they continue the item."""
     before, listed = "", False
     for number, line in lines_of(path):
         if line and not line.startswith(" "):
@@ -49,7 +51,7 @@ def code(path):
 
 
 def slugs(path):
-    """GitHub's anchors of a file's headings."""
+    """Returns GitHub's anchors of a file's headings."""
     found = {}
     for _, line in lines_of(path):
         if heading := re.match(r"#+ +(.*)", line):

@@ -1,11 +1,11 @@
-// A temporary folder for a test's files, created by cmocka's setup functions and removed with its
-// contents by the teardown functions.
+// A temporary folder for a test's files, which cmocka's setup functions create and its teardown
+// functions remove.
 #pragma once
 #include <stdio.h>
 #include <stdlib.h>
 
-// Creates the folder <temporary files>/NAME_XXXXXX and writes its path to `path` (`bytes` long).
-// Returns 0, or -1 on failure, as cmocka expects.
+// Creates a folder NAME_XXXXXX in P_tmpdir and writes its path to `path` (`bytes` long). Returns 0,
+// or -1 on failure, as cmocka expects.
 static inline int folder_make(char *path, size_t bytes, const char *name) {
     int length = snprintf(path, bytes, "%s/%s_XXXXXX", P_tmpdir, name);
     return length > 0 && (size_t)length < bytes && mkdtemp(path) ? 0 : -1;

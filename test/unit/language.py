@@ -6,7 +6,7 @@
     test/unit/language.py names      the same for file names
     test/unit/language.py commits    commit subjects: "area: imperative", at most 72 characters
     test/unit/language.py self-test  the rules find their words in bad samples, and nothing in good ones
-Exit code 1 if anything was found. PENDING names what is still to be reworded.
+Exit code 1 if anything was found. PENDING lists hits that are not fixed yet.
 """
 import os
 import re
@@ -16,7 +16,7 @@ import sys
 # Commits before this one are not checked.
 FIRST_COMMIT = "b3804cd"
 
-# Measured data, generated text, quoted works and the two files that list the words.
+# Measured data, generated text, quoted works and this file.
 SKIPPED = re.compile(r"^(dev/(experiments|bench)/results/|test/golden/|test/fuzz/regressions/|LICENSE$"
                      r"|docs/.*\.svg$|test/unit/language\.py$)")
 
@@ -63,7 +63,7 @@ RULES = {
     "as ever": (r"as ever", "as usual, unchanged"),
 }
 
-# (rule, path, line, reason): hits that stay. Path and line are regular expressions.
+# (rule, path, line, reason): exceptions. Path and line are regular expressions.
 ALLOWED = [
     ("card", r".", r"NVIDIA|GPUs?\b|nvidia-smi|network card|NIC\b", "graphics and network cards"),
     ("rooms", r"^test/unit/dev/test_prose\.sh$", r".", "text of a book"),
@@ -78,7 +78,7 @@ ALLOWED = [
      "identifiers in readers of Megatron-LM's checkpoints"),
 ]
 
-# Most hits of a rule in a directory that was not reworded yet. Lower the number with every change.
+# Maximum number of hits of a rule in a directory, for text that is not fixed yet.
 PENDING = {
     "test/fault": {"that of": 1},
 }
@@ -115,7 +115,7 @@ def findings(path, line):
 
 
 def directory(path):
-    """test/e2e of test/e2e/cli.sh; the file itself at the top."""
+    """Returns test/e2e for test/e2e/cli.sh; for a file in the root, its name."""
     parts = path.split("/")
     return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
 

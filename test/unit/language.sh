@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the wording of code, comments, scripts, documents, file names and commit subjects with
-# language.py. Prints "ok NAME" and "not ok NAME" lines.
+# Runs language.py, which checks the wording of code, comments, scripts, documents, file names and
+# commit subjects. Prints "ok NAME" and "not ok NAME" lines.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 failures=0

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Checks the layers of llmc/ and sdp4bit/: a directory includes, and calls, only itself and lower ones.
+"""Checks the layers of llmc/ and sdp4bit/: a directory uses only itself and lower directories.
 
-    test/unit/layers.py includes            only headers of the file's directory and of lower ones
-    test/unit/layers.py cycles              no module includes itself through others
-    test/unit/layers.py calls BUILD         the same for calls, read from BUILD/obj with nm
+    test/unit/layers.py includes      a file includes only headers of its own and of lower directories
+    test/unit/layers.py cycles        no module includes itself through others
+    test/unit/layers.py calls BUILD   objects call only functions of their own and of lower directories
+                                     (read from BUILD/obj with nm)
 Prints one line per violation. Exit code 1 if there are any.
 """
 import os
@@ -11,7 +12,7 @@ import re
 import subprocess
 import sys
 
-# Lowest first. The three headers at the top of llmc/ are the interface to the hardware; device.h
+# Lowest first. The three headers directly in llmc/ are the interface to the hardware; device.h
 # depends only on llmc/base/base.h. The backends implement them and may use every layer below
 # llmc/state.
 LAYERS = ["llmc/base", "llmc/ops.h", "llmc/ranks", "llmc/comm.h", "llmc/data", "sdp4bit", "llmc/config",
@@ -20,7 +21,7 @@ BACKENDS = ("llmc/cpu", "llmc/cuda")
 
 
 def layer(path):
-    """Index of a file's layer; None if it has none."""
+    """Returns the index of a file's layer, or None."""
     if path == "llmc/device.h":
         return 0
     if path.startswith(BACKENDS):
@@ -58,7 +59,7 @@ def check_includes():
 
 
 def module(path):
-    """A module is a header and the sources of the same name."""
+    """Returns a file's module: a header and the sources of the same name."""
     return re.sub(r"\.(c|h|cu|cuh|cpp)$", "", path)
 
 
@@ -81,7 +82,7 @@ def check_cycles():
 
 
 def symbols(build):
-    """(source file, defined?, symbol) of every global symbol of the host library."""
+    """Yields (source file, defined?, symbol) for every global symbol of the host library."""
     objects = [path[:-2] + ".o" for path in (os.path.join(build, "obj", source) for source in sources())
                if path.endswith(".c") and os.path.exists(path[:-2] + ".o")]
     if len(objects) < 80:

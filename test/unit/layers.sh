@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The directories of llmc/ and sdp4bit/ are layers: a file includes headers of its own and of lower
-# layers, and calls functions of those alone. layers.py has the order. Prints "ok NAME" and "not ok
-# NAME" lines.
+# The directories of llmc/ and sdp4bit/ are layers. A file includes headers and calls functions only
+# of its own layer and of lower ones. layers.py has the order. Prints "ok NAME" and "not ok NAME"
+# lines.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 failures=0

@@ -18,7 +18,8 @@ static float lower_edge(int bin) {
     return x;
 }
 
-// Eight bins from 1 to 2: 1.0 starts bin 127 * 8; the float below it is in the previous bin.
+// There are eight bins from 1 to 2. Bin 127 * 8 starts at 1.0; the float below 1.0 is in the bin
+// before it.
 static void bins(void **state) {
     Histogram *h = fresh();
     float values[] = {

@@ -1,4 +1,4 @@
-// JSON lines: commas, escapes, numbers that read back bit-exactly, names of non-finite values.
+// JSON lines: commas, escapes, numbers that parse to the same bits, names of non-finite values.
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <setjmp.h>
@@ -49,7 +49,7 @@ static void not_finite(void **state) {
                 "null,\"c_text\":\"-inf\"");
 }
 
-// Any finite value reads back bit-exactly, in the shortest form.
+// Every finite value is printed in the shortest form that parses to the same bits.
 static void same_bits(void **state) {
     const double values[] = {
         0.1,          0.1 + 0.2,          1.0 / 3, 1e23, 5e-324, 1.7976931348623157e308, -0.0, 1e6 + 1,
@@ -76,7 +76,7 @@ static void same_bits(void **state) {
     assert_text(&json, "0.1 512.34");
 }
 
-// Text beyond its capacity, byte by byte and at once.
+// Text that exceeds the buffer's capacity is appended byte by byte and at once.
 static void text_grows(void **state) {
     Text text = {0}, twice = {0};
     for (int i = 0; i < 5000; i++) text_add(&text, "%c", 'a' + i % 26);

@@ -1,5 +1,5 @@
-// Initial weights: the functions of llmc/base/normal.h against libm's in long double, corner cases,
-// golden bits, the distribution; and op_init_weights on the CPU.
+// Initial weights: the functions of llmc/base/normal.h against libm in long double, corner cases,
+// golden bits, the distribution, and op_init_weights on the CPU.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,7 +31,7 @@ static void logarithm_is_accurate(void **state) {
         worst = fmax(worst, relative_error(log_unit(near_zero), logl(near_zero)));
         worst = fmax(worst, relative_error(log_unit(near_one), logl(near_one)));
     }
-    // Every power of two, the boundary of the mantissa range, and their neighbors on both sides.
+    // Powers of two, the boundary of the mantissa range, and the neighbors of these values.
     for (int e = 0; e < 63; e++) {
         double power = ldexp(1.0, -e), middle = ldexp(sqrt(0.5), -e);
         double x[] = {power,  nextafter(power, 0),  e ? nextafter(power, 1) : 1.0,
@@ -42,8 +42,8 @@ static void logarithm_is_accurate(void **state) {
     assert_true(log_unit(1.0) == 0.0);
 }
 
-// Reference values by symmetry: the argument of the long double functions is at most an eighth of a
-// turn.
+// Returns the error against long double functions, whose argument is reduced to an eighth of a turn
+// by symmetry.
 static double circle_error(double u) {
     double ours[2], quarters = rint(4 * u);
     long double angle = (u - quarters / 4) * TWO_PI, c = cosl(angle), s = sinl(angle);
@@ -59,7 +59,7 @@ static void cosine_and_sine_are_accurate(void **state) {
         Philox4 bits = counter_bits(5, PURPOSE_INIT, 7, i);
         worst = fmax(worst, circle_error(uniform53(bits.v[2], bits.v[3])));
     }
-    // Close to every eighth of a turn, from both sides.
+    // Values near every multiple of an eighth of a turn.
     for (int eighth = 0; eighth <= 8; eighth++) {
         for (int e = 4; e <= 53; e++) {
             double below = eighth / 8.0 - ldexp(1.0, -e), above = eighth / 8.0 + ldexp(1.0, -e);
@@ -110,8 +110,8 @@ static void extreme_bits_give_finite_numbers(void **state) {
     assert_true(fabs(pair[0] - sqrt(2 * 53 * log(2.0))) < 1e-14 && pair[1] == 0.0);
 }
 
-// Changing these bits would change the meaning of seeds. mpmath with 200 bits and an independent
-// Philox gives the same, except for the last bit of the two marked values.
+// If these bits changed, seeds would give other initial weights. mpmath with 200 bits and an
+// independent Philox gives the same values, except for the last bit of the two marked ones.
 static void golden_bits(void **state) {
     static const struct {
         uint64_t seed;
@@ -128,8 +128,8 @@ static void golden_bits(void **state) {
             assert_true(number(row[i].seed, row[i].stream, 2 * row[i].pair + (uint64_t)e) ==
                         row[i].normal[e]);
     }
-    // Detects a difference in the last bit of any of many values: another order of operations, or
-    // an FMA.
+    // The hash of many values detects a difference in a last bit, for example from another order of
+    // operations or an FMA.
     uint64_t hash = 0;
     for (uint64_t i = 0; i < 400000; i++) {
         uint64_t bits = f64_bits(number(1234, 1, i));
@@ -171,8 +171,8 @@ static void streams_do_not_depend_on_order_and_differ(void **state) {
 
 // --- weights ------------------------------------------------------------------------------------
 
-// Every element is a fixed number of the stream, rounded twice, for any number of threads; memory
-// after it is unchanged.
+// With any number of threads, element i is number i of the stream, rounded twice. Memory after the
+// tensor is unchanged.
 static void weights_are_the_stream(void **state) {
     enum { MOST = 200003 };
     static const int sizes[] = {0, 1, 2, 127, 128, 129, 65536, 65537, MOST};
@@ -192,7 +192,7 @@ static void weights_are_the_stream(void **state) {
     }
 }
 
-// Shards by rows, columns and both have the same numbers as the whole.
+// Parts by rows, columns and both have the same numbers as the unsplit tensor.
 static void parts_have_the_numbers_of_the_whole(void **state) {
     enum { ROWS = 61, COLUMNS = 1003, MOST = ROWS * COLUMNS };
     static const struct {
@@ -229,8 +229,8 @@ static void constants(void **state) {
     }
 }
 
-// Sampling's stream 0 and all streams of initial weights, including the one numbered
-// PURPOSE_SAMPLE.
+// Stream 0 of sampling shares no random bits with any stream of initial weights, even the one with
+// index PURPOSE_SAMPLE.
 static void purposes_share_no_bits(void **state) {
     for (uint64_t i = 0; i < 1000; i++) {
         double sampled = rng_uniform(5, PURPOSE_SAMPLE, i);

@@ -1,6 +1,5 @@
-// A small model for checkpoint tests: four parameters with odd shapes and names and distinct
-// elements, plus helpers that the tests share. Included by test_checkpoint.c, test_manifest.c and
-// test_save_faults.c.
+// A small model for checkpoint tests: four parameters with odd shapes, odd names and distinct
+// elements, and helpers. Included by test_checkpoint.c, test_manifest.c and test_save_faults.c.
 #pragma once
 #include <dirent.h>
 #include <inttypes.h>
@@ -39,7 +38,7 @@ static inline int tensor_named(const char *name) {
     return t;
 }
 
-// Fills host with the expected (hi - lo) elements of a slice. Every node has its own values.
+// Fills host with the expected (hi - lo) elements of a slice. Values differ between nodes.
 static inline void fill(const Slice *s, uint64_t salt, void *host) {
     if (slice_kind_per_node(s->kind)) salt += 1000 * (uint64_t)s->node;
     int tensor = tensor_named(s->tensor), width = slice_kind_bytes(s->kind);
@@ -74,8 +73,8 @@ static inline RunState state_of(int64_t iteration) {
                       .train_split_samples = 77};
 }
 
-// Adds slices for all kinds of a block of columns, `piece` elements each (the last may be shorter),
-// followed by an empty slice.
+// Adds slices of all kinds for a range of columns, with `piece` elements each (the last may have
+// fewer), followed by an empty slice.
 static inline void add_columns(Saved *s, int t, Columns columns, int64_t piece) {
     int64_t count = columns.count ? columns.count : MODEL[t].whole[1], elements = MODEL[t].whole[0] * count;
     for (int k = 0; k < FIRST_KINDS; k++) {
@@ -113,7 +112,7 @@ static inline void prepare(Saved *s, const char *directory, int64_t iteration, u
 static struct {
     bool background;  // asynchronous, from staging memory
     Retention keep;
-    int64_t before;  // iteration that the run resumed from
+    int64_t before;  // iteration from which the run resumed
 } manner;
 
 static inline bool save(const char *directory, int64_t iteration, uint64_t salt, Error *err) {
@@ -150,7 +149,8 @@ static inline int read_range(const Checkpoint *c, int tensor, SliceKind kind, in
     return read_slice(c, &slice, salt, err);
 }
 
-// Reads everything. Returns 1 if all is right, -1 if any value is wrong, else 0.
+// Reads all slices. Returns 1 if all values are right, -1 if any is wrong, 0 if a slice cannot be
+// read.
 static inline int read_all(const Checkpoint *c, uint64_t salt) {
     int worst = 1;
     for (int t = 0; t < TENSORS; t++) {

@@ -1,5 +1,5 @@
-// Tests checkpoints with one rank: saved state loads with different slice ranges, blocks of columns
-// and parameter names, and errors name what cannot be saved or loaded.
+// Tests checkpoints with one rank: saved state loads with other slices and ranges of columns.
+// Errors name the tensor that cannot be saved or loaded.
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/zero_slices.h"
 #include "test/unit/checkpoint/small_model.h"
@@ -56,9 +56,9 @@ static void any_range_can_be_read(void **state) {
     }
 }
 
-// Blocks of columns as split by tensor parallelism: block width per tensor.
+// Ranges of columns as tensor parallelism splits them.
 typedef struct Layout {
-    int64_t width[TENSORS];  // the last block may be narrower; 0: all columns
+    int64_t width[TENSORS];  // columns per range; the last may have fewer; 0: all columns
     int piece;
 } Layout;
 static const Layout LAYOUTS[] = {
@@ -108,8 +108,8 @@ static void any_columns_can_be_read(void **state) {
     }
 }
 
-// Saves the parts of two, three and four tensor-parallel ranks, each divided into two shards as
-// ZeRO does. Together they are the whole tensors, and each part reads back unchanged.
+// Saves the parts of two, three and four tensor-parallel ranks, each divided into two shards as by
+// ZeRO. Unsplit tensors and each part can be read.
 static void parts_of_ranks(void **state) {
     Folder *f = (Folder *)*state;
     static const int split[TENSORS] = {1, 0, 0, -1};  // wte by columns, ln and qkv by rows, b not at all
@@ -141,7 +141,7 @@ static void parts_of_ranks(void **state) {
     }
 }
 
-// Tensor names in the shard include the block, unless it is the whole tensor.
+// Tensor names in the shard include the range of columns, unless it has all columns.
 static void names_of_columns(void **state) {
     Folder *f = (Folder *)*state;
     size_t bytes;
@@ -152,7 +152,7 @@ static void names_of_columns(void **state) {
     free(shard);
 }
 
-// Some columns of one kind are in no slice.
+// No slice has some columns of one kind.
 static void missing_columns(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -184,7 +184,7 @@ static void missing_columns(void **state) {
     }
 }
 
-// Folders are named as in Megatron-LM.
+// The folders have Megatron-LM's names.
 static void folders_of_ranks(void **state) {
     Folder *f = (Folder *)*state;
     static const struct {
@@ -210,8 +210,8 @@ static void folders_of_ranks(void **state) {
     }
 }
 
-// Builds with bit-identical training write identical shards, because dev/experiments/study
-// identifies base runs by their hashes. Only the manifest names the build.
+// Shards do not contain the commit of the build, because dev/experiments/study identifies base runs
+// by the hashes of shards. Only the manifest names the build.
 static void shards_do_not_name_the_build(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -249,8 +249,8 @@ static void kinds_may_be_missing(void **state) {
     checkpoint_close(c);
 }
 
-// Adds a per-node kind for all tensors that have it, each split at element `split`, for nodes 0 to
-// nodes - 1.
+// Adds slices of a per-node kind for all tensors that have it and for `nodes` nodes. Each tensor is
+// split at element `split`.
 static void add_kind(Saved *s, SliceKind kind, int nodes, int64_t split) {
     for (int t = 0; t < TENSORS; t++) {
         for (int node = 0; node < nodes && slice_kind_holds(kind, MODEL[t].dims); node++) {
@@ -276,7 +276,7 @@ static void assert_kind_reads(const Checkpoint *c, SliceKind kind, int nodes, ui
     }
 }
 
-// Per-node values of the same elements are stored separately, next to kinds shared by all nodes.
+// Per-node kinds are stored once per node; other kinds are stored once.
 static void state_of_nodes(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -307,7 +307,7 @@ static void state_of_nodes(void **state) {
     free(list);
 }
 
-// Errors: a node lacks an element or is missing entirely, or two slices of one node overlap.
+// Errors: a node lacks an element or all of its state, or two slices of one node overlap.
 static void nodes_hold_equal_numbers_of_ranks(void **state) {
     Folder *f = (Folder *)*state;
     static const struct {
@@ -335,7 +335,7 @@ static void nodes_hold_equal_numbers_of_ranks(void **state) {
         assert_one_line(&err);
         if (!strstr(err.what, cases[i].says)) fail_msg("case %zu: %s", i, err.what);
     }
-    // An additional node that only has one tensor.
+    // Node 2 has only one tensor.
     Error err = {0};
     Saved s;
     prepare(&s, f->save, 5, 3, 20);
@@ -343,7 +343,7 @@ static void nodes_hold_equal_numbers_of_ranks(void **state) {
     s.slices[s.save.slice_count++] = (Slice){"h.0|qkv", SLICE_RESIDUAL, 0, 33, {0, 0}, 2};
     assert_false(save_whole(&s.save, &err));
     assert_non_null(strstr(err.what, "residual of 'wte' of node 2 starting at element 0"));
-    // Only nodes 0 and 2.
+    // Node 1 is missing.
     prepare(&s, f->save, 5, 3, 20);
     int first = s.save.slice_count;
     add_kind(&s, SLICE_RESIDUAL, 2, 4);
@@ -352,7 +352,7 @@ static void nodes_hold_equal_numbers_of_ranks(void **state) {
     assert_non_null(strstr(err.what, "residual of 'wte' of node 1 starting at element 0"));
 }
 
-// A save that would not load is rejected before anything gets its final name.
+// A save that could not be loaded fails before any file gets its final name.
 static void slices_must_fit(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -378,7 +378,7 @@ static void slices_must_fit(void **state) {
         prepare(&s, f->save, 6, 2, 9);
         assert_int_equal(s.slices[0].hi, 9);
         s.slices[0] = cases[i].slice;
-        // Nonexistent slices cannot be filled, and their contents do not matter here.
+        // The slice of a nonexistent tensor cannot be filled.
         if (strcmp(cases[i].slice.tensor, "none") != 0)
             assert_int_equal(strcmp(s.slices[0].tensor, "wte"), 0);
         assert_false(save_whole(&s.save, &err));

@@ -1,6 +1,6 @@
-// Tests --load of wrong folders. A folder with another program's checkpoint, or with any file that
-// a run does not write before its first checkpoint, is an error that names the file. Otherwise a
-// fresh run starts from scratch.
+// Tests --load of folders without a checkpoint. If a folder has another program's checkpoint, or
+// any file that a run does not write before its first checkpoint, the error names the file.
+// Otherwise training starts from scratch.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,11 +18,11 @@
 typedef struct Case {
     const char *names;    // files to create, separated by spaces; a trailing '/' makes a folder
     const char *tracker;  // contents of latest_checkpointed_iteration.txt; NULL: no such file
-    const char *says;     // part of the error; NULL: fresh start
+    const char *says;     // part of the error; NULL: training starts from scratch
 } Case;
 
 static const Case CASES[] = {
-    // Folders of a run before its first checkpoint.
+    // Folders that a run leaves before its first checkpoint.
     {"", NULL, NULL},
     {"progress.txt log.jsonl run.log slurm-12.out nohup.out out log run.err flags.args train.sh", NULL, NULL},
     {"tensorboard/ tensorboard/events.out.tfevents.1.host.2.0 logs/ logs/today/ logs/today/log.1.jsonl", NULL,
@@ -34,11 +34,12 @@ static const Case CASES[] = {
      " .iter_0000003.del/ .iter_0000003.del/manifest.json .latest_checkpointed_iteration.txt.tmp",
      NULL, NULL},
     {"empty/", NULL, NULL},
-    // Contents of hidden folders are ignored, and so are files that users and tools add to a run.
+    // Contents of hidden folders and files that users and tools add to a run are ignored.
     {".snapshot/ .snapshot/iter_0000005/ .snapshot/iter_0000005/manifest.json .git/ .git/HEAD .git/x.pt",
      NULL, NULL},
     {"log.json hosts train.sbatch job.yaml job.sh~ run.log.1.gz trace.nsys-rep run.pid", NULL, NULL},
-    // Megatron-LM: torch and torch_dist, both the parent folder and the iteration itself.
+    // Megatron-LM: the torch and torch_dist formats, for the parent folder and the iteration's
+    // folder.
     {"iter_0000100/ iter_0000100/mp_rank_00/ iter_0000100/mp_rank_00/model_optim_rng.pt", "100",
      "iter_0000100 holds a Megatron-LM checkpoint (mp_rank_00/model_optim_rng.pt)"},
     {"iter_0000100/ iter_0000100/mp_rank_00/ iter_0000100/mp_rank_00/model_optim_rng.pt", NULL,
@@ -82,11 +83,11 @@ static const Case CASES[] = {
     {"photo.jpg run.log", NULL, "holds no checkpoint, but other files, such as photo.jpg"},
     {"thesis/ thesis/chapter1.tex", NULL, "such as thesis/chapter1.tex;"},
     {"photo.jpg model_optim_rng.pt", NULL, "Megatron-LM"},  // known files are reported first
-    // This program's checkpoint without manifest.json: the error comes when it is opened, which
-    // then falls back to the previous one.
+    // This program's checkpoint without manifest.json: opening it will report the error and fall
+    // back to the previous checkpoint.
     {"iter_0000007/ iter_0000007/mp_rank_00/ iter_0000007/mp_rank_00/shard_00000_of_00002.safetensors", "7",
      NULL},
-    {"strange", "7", NULL},  // the tracker names a missing checkpoint: the error comes when it is opened
+    {"strange", "7", NULL},  // the tracker names a missing checkpoint; opening it will report the error
 };
 
 static void put(const char *folder, const char *name, const char *text) {
@@ -130,7 +131,7 @@ static void folders(void **state) {
     assert_int_equal(folder_remove(above), 0);
 }
 
-// Symbolic links are treated like the folders they refer to.
+// Symbolic links are treated like the folders to which they refer.
 static void links(void **state) {
     char above[64], note[1400];
     Error err = {0};
@@ -147,7 +148,7 @@ static void links(void **state) {
     assert_int_equal(folder_remove(above), 0);
 }
 
-// An unreadable folder may contain anything.
+// An unreadable folder is refused, because it may contain checkpoints.
 static void locked_folder(void **state) {
     char above[64], note[1400];
     Error err = {0};

@@ -1,6 +1,6 @@
-// Tests the lineage of a run: parsing, hostile files, updates by saves, the choice of a checkpoint
-// if the tracker is lost, and fallback along the lineage. Also checks that a pipe instead of a file
-// does not block a load.
+// Tests the list of a run's checkpoints (its lineage): parsing, hostile files, updates by saves,
+// the choice of a checkpoint if the tracker is lost, and the fallback to an earlier checkpoint of
+// the run. Also checks that a pipe in place of a file does not block a load.
 #include <fcntl.h>
 #include <inttypes.h>
 #include <setjmp.h>
@@ -26,7 +26,7 @@ static int make_folder(void **state) {
     if (folder_make(f->path, sizeof f->path, "test_lineage")) return -1;
     snprintf(f->list, sizeof f->list, "%s/checkpoints_of_run.txt", f->path);
     snprintf(f->tracker, sizeof f->tracker, "%s/latest_checkpointed_iteration.txt", f->path);
-    alarm(60);  // in case a load blocks on a pipe
+    alarm(60);  // ends the test if a load blocks on a pipe
     *state = f;
     return 0;
 }
@@ -47,7 +47,7 @@ static void write_bytes(const char *path, const void *data, size_t bytes) {
 }
 static void write_text(const char *path, const char *text) { write_bytes(path, text, strlen(text)); }
 
-// Puts a pipe in place of a file.
+// Replaces a file by a pipe.
 static void put_pipe(const char *path) {
     unlink(path);
     assert_int_equal(mkfifo(path, 0666), 0);
@@ -101,7 +101,7 @@ static void assert_listed(const Folder *f, const char *wanted) {
     assert_string_equal(text, wanted);
 }
 
-// Checks which checkpoints are in the folder.
+// Checks the iterations of the checkpoints in the folder.
 static void assert_there(const Folder *f, const char *wanted) {
     int count;
     char text[200] = "";
@@ -153,7 +153,7 @@ static void hostile_lists(void **state) {
     }
     write_bytes(f->list, "5\0\n", 3);
     assert_true(lineage_read(f->path, &l, &err) && !l.listed && *l.damage);
-    assert_int_equal(truncate(f->list, (off_t)1 << 40), 0);  // too large to be read
+    assert_int_equal(truncate(f->list, (off_t)1 << 40), 0);  // too large
     assert_true(lineage_read(f->path, &l, &err) && !l.listed && *l.damage);
     unlink(f->list);
     assert_int_equal(mkdir(f->list, 0777), 0);
@@ -163,7 +163,7 @@ static void hostile_lists(void **state) {
     assert_true(lineage_read(f->path, &l, &err) && !l.listed && *l.damage);
 }
 
-// A list beyond the limit is written without its oldest iterations and can be read back.
+// If a list exceeds the limit, its oldest iterations are not written, and it can be read again.
 static void long_lists(void **state) {
     Folder *f = (Folder *)*state;
     Error err;
@@ -184,8 +184,8 @@ static void long_lists(void **state) {
     lineage_free(&l);
 }
 
-// A second run starts from scratch in the folder: only its own checkpoints are counted, and the
-// checkpoints of the first run are kept.
+// A second run starts from scratch in the folder. It counts only its own checkpoints and keeps
+// the first run's checkpoints.
 static void another_run(void **state) {
     Folder *f = (Folder *)*state;
     char others[1400];
@@ -208,7 +208,7 @@ static void another_run(void **state) {
     assert_non_null(strstr(others, "(iterations 23 to 58, 12 in all)"));
 }
 
-// The user goes back to an older checkpoint: later ones belong to an abandoned branch.
+// After resuming from an older checkpoint, later ones belong to an abandoned fork.
 static void resuming_from_an_older_checkpoint(void **state) {
     Folder *f = (Folder *)*state;
     char others[1400];
@@ -221,7 +221,7 @@ static void resuming_from_an_older_checkpoint(void **state) {
     save(f, 24, 32, 3, NULL);
     save(f, 32, 40, 3, NULL);
     assert_there(f, "24 32 37 40");
-    // Back to the abandoned branch: the ancestors of 37 are unknown.
+    // Resumes from the abandoned fork. The checkpoints before 37 are unknown.
     save(f, 37, 38, 3, others);
     assert_listed(f, "37 38");
     // The same iteration is saved again.
@@ -229,7 +229,7 @@ static void resuming_from_an_older_checkpoint(void **state) {
     assert_listed(f, "37 38");
 }
 
-// Folders without a lineage file, or with a damaged one: all earlier checkpoints count.
+// Without a valid list, all earlier checkpoints in the folder are treated as the run's own.
 static void without_a_list(void **state) {
     Folder *f = (Folder *)*state;
     Lineage l;
@@ -289,8 +289,8 @@ static void lost_trackers(void **state) {
     static const char *const bad[] = {"", "twelve", "-4", "12 3", NULL};
     assert_int_equal(found(f, note, sizeof note), -1);
     write_text(f->tracker, "");
-    assert_int_equal(found(f, note, sizeof note), -2);  // the folder is not empty, so this is not a fresh
-                                                        // start
+    // The folder is not empty, so training must not start from scratch.
+    assert_int_equal(found(f, note, sizeof note), -2);
     unlink(f->tracker);
     for (int i = 3; i <= 5; i++) save(f, i - 1, i, 0, NULL);
     assert_int_equal(found(f, note, sizeof note), 5);
@@ -309,8 +309,9 @@ static void lost_trackers(void **state) {
     unlink(f->tracker);
     assert_int_equal(found(f, note, sizeof note), 5);
     assert_non_null(strstr(note, "is missing although there are checkpoints"));
-    write_text(f->list, "8\n");  // only checkpoints of others: nothing to resume from, but not a fresh start
-                                 // either
+    // There are only checkpoints of other runs. Training must neither resume nor start from
+    // scratch.
+    write_text(f->list, "8\n");
     assert_int_equal(found(f, note, sizeof note), -2);
     write_text(f->tracker, "4");
     assert_int_equal(found(f, note, sizeof note), 4);
@@ -325,8 +326,8 @@ static void lost_trackers(void **state) {
     free(aside);
 }
 
-// A tracker that names a missing checkpoint (truncated number, or deleted checkpoint) counts as
-// damaged: resume from the newest checkpoint, not from one below that number.
+// A tracker that names a missing checkpoint (its number was truncated, or the checkpoint was
+// deleted) is treated as damaged: the run resumes from its newest checkpoint.
 static void trackers_without_checkpoints(void **state) {
     Folder *f = (Folder *)*state;
     char note[1400];
@@ -341,19 +342,20 @@ static void trackers_without_checkpoints(void **state) {
                    ", which has no checkpoint; resuming from the newest sound checkpoint in the folder"));
         write_text(f->list, "3\n4\n9\n");
         assert_int_equal(found(f, note, sizeof note), 4);
-        write_text(f->list, "8\n");  // only checkpoints of others: the iteration is kept, and opening it
-                                     // reports the error
+        // There are only checkpoints of other runs. The tracker's iteration is returned; opening it
+        // will report the error.
+        write_text(f->list, "8\n");
         assert_int_equal(found(f, note, sizeof note), i == 3 ? 0 : atoll(names[i]));
         assert_string_equal(note, "");
     }
-    // A damaged checkpoint is still selected; opening it falls back to the previous one.
+    // A damaged checkpoint is selected; opening it will fall back to the previous one.
     spoil_manifest(f, 4);
     write_text(f->tracker, "4");
     assert_int_equal(found(f, note, sizeof note), 4);
     assert_string_equal(note, "");
 }
 
-// A pipe without a writer is not accepted as manifest, tracker or lineage file.
+// Pipes are refused as manifest, tracker and list.
 static void pipes(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -378,8 +380,8 @@ static void pipes(void **state) {
     free(manifest);
 }
 
-// --load of a single checkpoint instead of its parent folder, or of a file. Neither may count as an
-// empty save folder.
+// --load with a single checkpoint instead of its parent folder, or with a file, must be an error.
+// It must not be treated as a folder without checkpoints.
 static void load_of_a_single_checkpoint(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};

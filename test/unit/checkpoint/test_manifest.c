@@ -1,5 +1,5 @@
-// Tests damaged checkpoint files and hostile manifests: each gives a one-line error, and no wrong
-// data is read.
+// Tests damaged checkpoint files and hostile manifests. Each causes a one-line error, and wrong
+// data is never returned.
 #include "test/unit/checkpoint/small_model.h"
 
 static void flip_bit(const char *path, size_t at, int bit) {
@@ -130,8 +130,8 @@ static void hostile_manifest(void **state) {
     free(text);
 }
 
-// A manifest that lacks a slice, or whose offsets differ from the shard's: reading reports the gap
-// or the file.
+// The manifest lacks a slice, or its offsets differ from the shard's header. Reading reports the
+// missing elements or the file.
 static void manifest_against_shard(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -153,7 +153,7 @@ static void manifest_against_shard(void **state) {
     checkpoint_close(c);
     edit_manifest(f->manifest, text, bytes, "\"weight_dtype\": \"", "\"weight_dtype\": \"F32\", \"w\": \"");
     c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
-    // Read as F32, the slices match neither the file nor the build.
+    // As F32, the slices do not match the file, and in a bf16 build not the weights' type.
     if (c) assert_int_equal(read_range(c, 0, SLICE_WEIGHT, 0, 3, 1, &err), !expected);
     checkpoint_close(c);
     assert_one_line(&err);
@@ -191,8 +191,8 @@ static void damaged_shard(void **state) {
             assert_one_line(&err);
             assert_non_null(strstr(err.what, f->shard));
         }
-        // With matching hashes, a flipped header byte gives an error or is harmless; a flipped data
-        // byte cannot be detected.
+        // If the hashes are updated too, a flipped byte in the header is an error or has no effect,
+        // and a flipped byte in the data cannot be detected.
         int got = read_all(c, 1);
         checkpoint_close(c);
         flip_bit(f->shard, i, i % 8);
@@ -214,7 +214,7 @@ static void damaged_shard(void **state) {
     free(data);
 }
 
-// The shard is truncated after the checkpoint was opened.
+// A shard is truncated after the checkpoint was opened.
 static void shard_truncated_while_open(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -228,8 +228,8 @@ static void shard_truncated_while_open(void **state) {
     checkpoint_close(c);
 }
 
-// A manifest that lacks a block of columns: every row of the block is reported missing, instead of
-// being read from the neighboring block.
+// The manifest lacks a range of columns. Its elements must be reported as missing in every row, and
+// must not be read from the neighboring range.
 static void manifest_without_columns(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -254,7 +254,7 @@ static void manifest_without_columns(void **state) {
     free(text);
 }
 
-// Kinds are found by name, because older programs may have had fewer kinds in a different order.
+// Kinds are found by name, because older programs had fewer kinds in another order.
 static void kinds_by_name(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -263,7 +263,7 @@ static void kinds_by_name(void **state) {
     char *text = read_bytes(f->manifest, &bytes);
     edit_manifest(f->manifest, text, bytes, "[\"master\", \"exp_avg\"", "[\"exp_avg\", \"master\"");
     Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
-    // The former first kind is the second one now.
+    // The first kind in the file is the second one in the program.
     Slice asked = {"wte", SLICE_MASTER, 3, 17, {0, 0}, 0};
     Slice saved_as = {"wte", SLICE_EXP_AVG, 3, 17, {0, 0}, 0};
     unsigned char got[14 * 4], expected[14 * 4];
@@ -277,7 +277,7 @@ static void kinds_by_name(void **state) {
     free(text);
 }
 
-// Invalid slices of a per-node kind.
+// The manifest has invalid slices of a per-node kind.
 static void hostile_nodes(void **state) {
     static const char *cases[][2] = {
         {"[0,4,0,35]", "not [tensor"},     {"[0,4,0,35,0,5]", "not [tensor"},

@@ -1,5 +1,5 @@
-// Tests the safetensors writer: a golden file and its hash, incorrect use, full disks, and, if it
-// is installed, that the Python package reads the file.
+// Tests the safetensors writer: a golden file and its hash, incorrect use, and full disks. If the
+// Python package is installed, it must read the file.
 #include <inttypes.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -36,7 +36,7 @@ static int remove_folder(void **state) {
     unlink(f->file);
     int left = rmdir(f->path);
     free(f);
-    return left;  // fails if a test left a file
+    return left;  // nonzero if the test left a file
 }
 
 static char *read_bytes(const char *path, size_t *bytes) {
@@ -49,7 +49,7 @@ static char *read_bytes(const char *path, size_t *bytes) {
     return data;
 }
 
-// In a shared folder, another user may have placed a link.
+// Another user of a shared folder may have placed a link with the name of a temporary file.
 static void replaces_links(void **state) {
     Folder *f = (Folder *)*state;
     const float values[2] = {1, 2};
@@ -99,7 +99,7 @@ static bool write_golden(const char *path, uint64_t *bytes, uint64_t *xxh3, Erro
     SafeTensor tensors[2] = {{a, "F32", 2, 0}, {b, "BF16", 3, 0}};
     SafeWriter *w = safe_writer_open(path, tensors, 2, "{\"k\":\"v\"}", err);
     if (!w) return false;
-    // Appends need not align with tensors.
+    // A call may append parts of several tensors.
     bool ok = safe_writer_append(w, GOLDEN_A, 3, err) &&
               safe_writer_append(w, (const char *)GOLDEN_A + 3, 5, err) &&
               safe_writer_append(w, GOLDEN_B, 6, err);
@@ -179,7 +179,7 @@ static void a_write_that_does_not_fit(void **state) {
     free(data);
 }
 
-// Other tools can read the files. Only tested if the Python package is installed.
+// Runs only if the Python package is installed.
 static void python_reads_it(void **state) {
     Folder *f = (Folder *)*state;
     if (system("python3 -c 'import safetensors, numpy' 2>/dev/null") != 0) skip();

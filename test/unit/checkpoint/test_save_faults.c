@@ -1,6 +1,6 @@
-// Tests saves that fail or are killed at each of their system calls, full disks, and retention. The
-// system calls are defined here and override the C library, so that the n-th call can fail
-// or kill the process.
+// Tests saves that fail or are killed at each of their system calls, full disks, and retention.
+// This file overrides the C library's system calls, so that the n-th call can fail or kill the
+// process.
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -13,7 +13,7 @@
 #include "test/unit/checkpoint/small_model.h"
 
 static struct {
-    int countdown;        // the call that decrements it to 0 fails; 0: none
+    int countdown;        // number of calls up to the failing one; 0: no failure
     int number;           // errno to set; 0: kill the process
     bool no_exchange;     // emulates a file system without RENAME_EXCHANGE
     bool quick;           // fsync is a no-op
@@ -96,8 +96,8 @@ static int end(void **state) {
     return remove_folder(state);
 }
 
-// Returns the position of the last line "<what> <save folder><path>" in the journal, which must
-// exist.
+// Returns the position of the last line "<what> <save folder><path>" in the journal. Fails if there
+// is none.
 static long position(const Folder *f, const char *what, const char *path) {
     char line[300];
     long last = -1;
@@ -107,8 +107,8 @@ static long position(const Folder *f, const char *what, const char *path) {
     return last;
 }
 
-// Durability across power failures: data is on disk before it is named, and a folder is synced
-// before another file refers to it.
+// To survive power failures, data must be on disk before a file gets its name, and a folder must be
+// synced before another file refers to it.
 static void order_of_writing(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -134,7 +134,7 @@ static void order_of_writing(void **state) {
         assert_true(position(f, "fsync", "") > tracked);
         assert_true(position(f, "write", list_fresh) < position(f, "fsync", list_fresh));
         assert_true(position(f, "fsync", list_fresh) < listed);
-        journal[tracked] = 0;  // keep what precedes the tracker
+        journal[tracked] = 0;  // keeps the lines before the tracker
         assert_true(listed < position(f, "fsync", ""));
         journal[listed] = 0;
         assert_true(named < position(f, "fsync", ""));
@@ -143,8 +143,8 @@ static void order_of_writing(void **state) {
     free(journal);
 }
 
-// Fails the n-th system call of a save of `iteration` over a checkpoint of iteration 5, for every
-// n. Returns the number of calls.
+// For every n, makes the n-th system call fail in a save of `iteration` to a folder with a
+// checkpoint of iteration 5. Returns the number of calls.
 static int fail_every_call(Folder *f, int64_t iteration, int number) {
     int n = 0;
     for (bool reached = true; reached;) {
@@ -167,7 +167,7 @@ static int fail_every_call(Folder *f, int64_t iteration, int number) {
         char final[160];
         snprintf(final, sizeof final, "%s/iter_%07" PRId64, f->save, iteration);
         assert_true(ok || iteration == 5 || access(final, F_OK) != 0);
-        if (iteration != 5 && ok) {  // go back to one checkpoint
+        if (iteration != 5 && ok) {  // restores the initial state of one checkpoint
             assert_int_equal(folder_remove(f->save), 0);
         }
     }
@@ -183,8 +183,8 @@ static void every_call_fails(void **state) {
     fail_every_call(f, 5, EACCES);
 }
 
-// Kills the process at the n-th system call of a save, for every n. The tracker must name a
-// complete checkpoint, and the next save must delete all leftovers.
+// For every `step`-th n, kills the process at the n-th system call of a save. The tracker must name
+// a complete checkpoint, and the next save must delete all leftovers.
 static void die_at_every_call(Folder *f, int64_t iteration, int step) {
     int status = 0, died = 0;
     for (int n = 1;; n += step) {
@@ -232,8 +232,8 @@ static void every_call_fails_in_the_background(void **state) {
     fail_every_call(f, 5, EIO);
 }
 
-// Kills a save that also deletes the previous checkpoint, which must stay complete as long as the
-// tracker names it.
+// Kills saves that delete the previous checkpoint. It must stay complete as long as the tracker
+// names it.
 static void killed_while_old_ones_are_deleted(void **state) {
     Folder *f = (Folder *)*state;
     manner.keep.last = 1;
@@ -289,7 +289,7 @@ static void falls_back_to_an_intact_checkpoint(void **state) {
     assert_non_null(strstr(err.what, "iter_0000005"));
 }
 
-// Assumes one existing checkpoint; each takes 1 MB.
+// Writes the warning for a folder with one checkpoint of 1 MB.
 static void forecast(const Folder *f, int64_t saves, Retention keep, char line[1400]) {
     save_folder_forecast(f->save, &(Forecast){.bytes = 1000000, .saves = saves, .there = 1, .keep = keep},
                          line, 1400);
@@ -306,7 +306,7 @@ static void warns_if_the_disk_will_fill(void **state) {
     assert_string_equal(line, "");
     forecast(f, 6, all, line);
     assert_non_null(strstr(line, "enough for 5 more checkpoints of 1.001 MB, but this run will write 6;"));
-    faults.free_bytes = (1 << 20) + 2 * 1001000;  // one exists: with two more, there are temporarily three
+    faults.free_bytes = (1 << 20) + 2 * 1001000;  // for two more checkpoints
     forecast(f, 1000, two, line);
     assert_string_equal(line, "");
     faults.free_bytes -= 1;
@@ -317,8 +317,8 @@ static void warns_if_the_disk_will_fill(void **state) {
     assert_string_equal(line, "");
 }
 
-// A folder moved aside by a save that was killed between its two renames is the only copy: it is
-// read, and restored.
+// If a save is killed between its two renames, the folder that it moved aside is the only copy of
+// the checkpoint. It is loaded and restored.
 static void folder_moved_aside_is_restored(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -333,7 +333,8 @@ static void folder_moved_aside_is_restored(void **state) {
     assert_int_equal(hidden_entries(f->save), 0);
     assert_int_equal(access(final, F_OK), 0);
     assert_loads(f->save, 5, 1);
-    // If a newer one exists, it is a leftover and deleted. Other hidden names are not touched.
+    // If there is a newer checkpoint, the folder that was moved aside is deleted. Other hidden
+    // names are kept.
     assert_int_equal(mkdir(aside, 0777), 0);
     snprintf(aside, sizeof aside, "%s/.iter_0000004.tmp", f->save);
     assert_int_equal(mkdir(aside, 0777), 0);
@@ -361,7 +362,7 @@ static void no_space(void **state) {
     assert_loads(f->save, 6, 2);
 }
 
-// A disk that is really full, if this process may mount one.
+// Fills a small file system, if the process has permission to mount one.
 static void full_disk(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};

@@ -1,5 +1,5 @@
-// Tests the --save folder of a running job: locks after it was moved or removed, folders with the
-// names of files, file size limits, and replacing whatever is at the path of a small file.
+// Tests the --save folder of a running job: its lock after the folder was moved or removed, folders
+// that have the names of files, file size limits, and replacing links and pipes by small files.
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,7 +26,7 @@ static int make_folder(void **state) {
     if (!f || folder_make(f->path, sizeof f->path, "test_save_folder")) return -1;
     snprintf(f->save, sizeof f->save, "%s/a/save", f->path);
     snprintf(f->moved, sizeof f->moved, "%s/moved", f->path);
-    alarm(60);  // opening a pipe would block
+    alarm(60);  // ends the test if opening a pipe blocks
     *state = f;
     return durable_make_folders(f->save, NULL) ? 0 : -1;
 }
@@ -57,7 +57,7 @@ static SaveLock locked_folder(const Folder *f) {
     return lock;
 }
 
-// Returns true if another job may save there.
+// Returns true if another job could save to the folder.
 static bool is_free(const char *path) {
     Error err = {0};
     SaveLock other;
@@ -73,7 +73,7 @@ static void unmoved_folder_stays_locked(void **state) {
     bool moved = true;
     SaveLock lock = locked_folder(f), before = lock;
     assert_true(save_folder_follow(f->save, &lock, &moved, &err) && !moved && lock.file == before.file);
-    // Other paths to the same folder, including a link.
+    // The same folder has other paths, including a link.
     char *parent = text_format("%s/a", f->path), *link_to = text_format("%s/b", f->path),
          *through = text_format("%s/b/save/", f->path);
     assert_int_equal(rename(parent, link_to), 0);
@@ -98,7 +98,7 @@ static void moved_or_removed(void **state) {
     assert_false(is_free(f->save));
     assert_true(is_free(f->moved));
     assert_true(save_folder_follow(f->save, &lock, &moved, &err) && !moved);
-    // Removed with its parent, and created again by another process.
+    // The folder is removed with its parent and created again by another process.
     char *parent = text_format("%s/a", f->path);
     assert_int_equal(folder_remove(parent), 0);
     assert_true(save_folder_follow(f->save, &lock, &moved, &err) && moved && lock.file >= 0);
@@ -122,7 +122,7 @@ static void folder_locked_by_another_job(void **state) {
     assert_one_line(&err, "another job is saving into");
     assert_int_equal(lock.file, -1);
     save_folder_unlock(&other);
-    // A file in its place.
+    // A file has the folder's path.
     lock = locked_folder(f);
     assert_int_equal(folder_remove(f->save), 0);
     assert_true(durable_write_file(f->save, "x", 1, &err));
@@ -130,7 +130,7 @@ static void folder_locked_by_another_job(void **state) {
     assert_one_line(&err, "a file is in the way");
 }
 
-// Other users may read the folder, but cannot open the lock file.
+// Other users can read the folder, but not the lock file.
 static void only_the_owner_locks(void **state) {
     Folder *f = (Folder *)*state;
     struct stat status;
@@ -139,7 +139,7 @@ static void only_the_owner_locks(void **state) {
     SaveLock lock = locked_folder(f);
     assert_int_equal(fstat(lock.file, &status), 0);
     assert_int_equal(status.st_mode & 07777, 0600);
-    // Without the file, the folder is still the same one.
+    // If the lock file is deleted, the folder is still recognized.
     Error err = {0};
     bool moved;
     assert_int_equal(unlinkat(lock.folder, ".lock", 0), 0);
@@ -186,7 +186,7 @@ static void folders_with_names_of_files(void **state) {
         assert_one_line(&err, path);
         assert_one_line(&err, "remove it");
         assert_int_equal(rmdir(path), 0);
-        // A save replaces these.
+        // A save replaces links and pipes.
         assert_int_equal(symlink("/", path), 0);
         assert_true(save_folder_names_free(f->save, &err));
         assert_int_equal(unlink(path), 0);
@@ -212,7 +212,7 @@ static void file_size_limit(void **state) {
     assert_one_line(&err, "2.000 MB");
 }
 
-// Whatever exists at the path is replaced: links are not followed, and pipes do not block.
+// Writing a small file replaces a link without following it, and a pipe without blocking.
 static void small_files_replace(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};

@@ -1,4 +1,4 @@
-// Helpers for tests of the command line: parse one line of text into a Config or an error.
+// Helpers for tests of the command line, which parse a line of text into a Config or an error.
 #pragma once
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 
 #include "llmc/config/config.h"
 
-// A complete small run. Flags that tests append win.
+// The flags of a complete small run. Tests append flags, which take precedence.
 #define SMALL \
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 " \
     "--max-position-embeddings 32 --micro-batch-size 2 --lr 1e-3 --train-iters 10 --mock-data " \
@@ -25,8 +25,8 @@ typedef struct Run {
     bool ok;
 } Run;
 
-// Splits a line at blanks (no quotes), parses it, and completes it for `world` ranks or
-// --plan-world-size. world 0: parse only.
+// Splits a line at spaces (without quoting), parses it, and derives fields for `world` ranks or
+// --plan-world-size. world = 0: only parses.
 static inline void run_line(Run *run, const char *line, int world) {
     char *copy = strdup(line), *argv[MAX_ARGS] = {"train_gpt"}, *save = NULL;
     int argc = 1;
@@ -35,7 +35,7 @@ static inline void run_line(Run *run, const char *line, int world) {
         argv[argc++] = word;
     }
     run->ok = config_parse(&run->config, argc, argv, run->notes, sizeof run->notes, &run->err);
-    free(copy);  // the config must not point into argv
+    free(copy);  // finds pointers of the config into argv
     if (run->ok && world && !run->config.help && !run->config.version) {
         int ranks = run->config.plan_world_size ? run->config.plan_world_size : world;
         run->ok = config_finish(&run->config, ranks, 0, 0, &run->err);
@@ -67,8 +67,8 @@ static inline void json_has(const Config *config, const char *fragment) {
     free(json);
 }
 
-// Resumes a run with flags `was` with flags `now`, both on 2 ranks. Returns true if accepted; the
-// run then needs config_free.
+// Resumes a checkpoint of a run with flags `was` with flags `now`, both on 2 ranks. Returns true if
+// it is accepted; the caller then frees the config.
 static inline bool resume(Run *run, const char *was, const char *now) {
     Run saved;
     must_run(&saved, was, 2);

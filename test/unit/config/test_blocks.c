@@ -1,4 +1,4 @@
-// Flags of the transformer block (GPT-2 or Llama): their effects, and invalid combinations.
+// Flags of transformer blocks (GPT-2 or Llama): their effects, and invalid combinations.
 #include "test/unit/config/command_line.h"
 
 static void good_lines(void **state) {
@@ -17,7 +17,7 @@ static void good_lines(void **state) {
          "\"rotary_base\":500000.0"},
         {"--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 32",
          "\"use_rope_scaling\":true,\"rope_scaling_factor\":32.0"},
-        {"--swiglu", "\"ffn_hidden_size\":128"},  // 64 x 8 / 3 in steps of 64
+        {"--swiglu", "\"ffn_hidden_size\":128"},  // 64 x 8 / 3, rounded down to a multiple of 64
         {"--swiglu --ffn-hidden-size 176", "\"ffn_hidden_size\":176"},
         {"--group-query-attention --num-query-groups 2",
          "\"group_query_attention\":true,\"num_query_groups\":2"},

@@ -1,6 +1,6 @@
 // The command line: defaults, valid and invalid lines with their messages, argument files, notes,
-// help, the argument dump, JSON, checkpoint comparison, the paper's scripts and the
-// model configs.
+// help, the argument dump, JSON, comparison with checkpoints, the paper's scripts and the model
+// configs.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -67,7 +67,7 @@ static void good_lines(void **state) {
         {SMALL "--data-path .3 a .7 b/c --seed 1", "\"data_path\":[\".3\",\"a\",\".7\",\"b/c\"]"},
         {SMALL "--data-path=a --seed 1", "\"data_path\":[\"a\"]"},
         {SMALL "--data-path a b --data-path c", "\"data_path\":[\"c\"]"},
-        {SMALL "--data-path --seed 7", "\"seed\":7"},  // an unset shell variable gives an empty list
+        {SMALL "--data-path --seed 7", "\"seed\":7"},  // an empty list, as from an unset shell variable
         {SMALL "--no-check-for-nan-in-loss-and-grad", "\"check_for_nan_in_loss_and_grad\":false"},
         {SMALL "--lr-decay-style inverse-square-root", "\"lr_decay_style\":\"inverse-square-root\""},
         {SMALL "--recompute-activations --recompute-granularity selective",
@@ -254,7 +254,7 @@ static void malformed_words(void **state) {
         char line[2048];
         snprintf(line, sizeof line, "%s%s", SMALL, bad[i].words);
         must_fail(line, 0, bad[i].what);
-        snprintf(line, sizeof line, "%s %s", bad[i].words, SMALL);  // also before the others
+        snprintf(line, sizeof line, "%s %s", bad[i].words, SMALL);  // at the start of the line
         if (strncmp(bad[i].words, "--lr", 4) == 0 || strchr(bad[i].words, '=') || bad[i].words[0] == '@')
             must_fail(line, 0, bad[i].what);
     }
@@ -352,7 +352,7 @@ static void bad_combinations(void **state) {
     }
 }
 
-// Lines without some of the flags in SMALL.
+// Required flags are missing.
 static void incomplete_lines(void **state) {
 #define SHAPE \
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 " \
@@ -401,7 +401,7 @@ static void notes_name_what_has_no_effect(void **state) {
          "--gradient-quantization-method has no effect without --quantized-gradients\n"},
         {"--lr-wsd-decay-iters 4", "--lr-wsd-decay-iters has no effect without --lr-decay-style WSD\n"},
         {"--lr-decay-style WSD --lr-wsd-decay-iters 4 --lr-wsd-decay-style cosine", NULL},
-        {"--gradient-alltoall-pipeline 4", NULL},  // unquantized gradients are sent in chunks too
+        {"--gradient-alltoall-pipeline 4", NULL},  // applies to unquantized gradients too
         {"--wq-group-size 64", "--wq-group-size has no effect without --quantized-weights\n"},
         {"--shard-params-over world",
          "--shard-params-over has no effect without "
@@ -445,7 +445,7 @@ static void notes_name_what_has_no_effect(void **state) {
         {"--bf16 --use-flash-attn --use-mcore-models --num-workers 2 --dataloader-type "
          "single --hysteresis 2 --loss-scale 0.0",
          NULL},
-        // Megatron-LM of late 2024
+        // flags of Megatron-LM in late 2024
         {"--attention-backend flash --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save "
          "--auto-detect-ckpt-format --dist-ckpt-format torch_dist --no-rope-fusion "
          "--no-bias-swiglu-fusion --num-distributed-optimizer-instances 1 --no-align-grad-reduce "
@@ -558,7 +558,7 @@ static void argument_files_nest_and_the_last_word_wins(void **state) {
     assert_true(run.config.lr == 3e-3);
     assert_string_equal(run.config.sample_prompt, "Once upon # a time");
     config_free(&run.config);
-    // Nesting 8 deep works, 9 does not.
+    // A nesting depth of 8 is accepted, 9 is not.
     for (int i = 1; i <= 9; i++) {
         char name[32], text[32];
         snprintf(name, sizeof name, "n%d.args", i);
@@ -593,7 +593,7 @@ static char *text_of(void (*print)(FILE *, const void *), const void *what) {
 static void print_help(FILE *file, const void *program) { config_help(program, file); }
 static void print_dump(FILE *file, const void *config) { config_print(config, file); }
 
-// Counts entries of a flag in the help: at the start of a line, after two blanks.
+// Counts the lines of the help that start with two spaces and the flag.
 static int entries(const char *help, const char *name) {
     char head[96];
     int count = 0;
@@ -611,9 +611,9 @@ static void help_lists_every_option_once(void **state) {
         if (!table[i].name) continue;
         options++;
         if (entries(help, table[i].name) != 1)
-            fail_msg("--%s heads %d entries", table[i].name, entries(help, table[i].name));
+            fail_msg("--%s has %d entries", table[i].name, entries(help, table[i].name));
         assert_non_null(table[i].help);
-        // a used flag is stored somewhere
+        // every used flag has a field
         assert_true(table[i].use != OPTION_USED || table[i].offset != OPTION_NO_FIELD);
     }
     for (const char *at = help; (at = strstr(at, "\n  --")); at++) lines++;
@@ -782,8 +782,8 @@ static void checkpoints_must_match(void **state) {
     assert_non_null(strstr(run.err.what, "schedule_weight_decay_samples 40, but this run's has 80"));
 }
 
-// Every flag of the first section describes the model. Each is loaded by programs that don't train,
-// and a resumed run cannot change those that give the weights their meaning.
+// All flags of the first section describe the model. Programs that load a model read them from the
+// checkpoint. A resumed run cannot change flags with role MODEL.
 static void every_model_flag_must_match(void **state) {
     int rows, models = 0;
     const Option *table = config_options(&rows);
@@ -809,7 +809,7 @@ static void every_model_flag_must_match(void **state) {
     config_free(&run.config);
 }
 
-// Paths may differ between ranks as long as all ranks have one, or lists of the same length.
+// Paths may differ between ranks, but all ranks must have one, or lists of the same length.
 static void every_path_has_its_role(void **state) {
     int rows;
     const Option *table = config_options(&rows);
@@ -888,8 +888,8 @@ static void model_configs(void **state) {
 
 // --- fuzzing ---------------------------------------------------------------------------------
 
-// Random lines of known names, fragments of them and odd values: parsed, or refused with one clear
-// line; never a crash (run under sanitizers).
+// Random lines of known names, fragments of names and odd values are accepted or refused with a
+// one-line error. Sanitizers detect memory errors.
 static void random_lines(void **state) {
     static const char *const odd[] = {"",     "-",   "--",      "---",
                                       "=",    "--=", "@",       "1",

@@ -1,4 +1,4 @@
-// Tensor, sequence and pipeline parallelism on the command line: derived sizes, invalid splits, and
+// Flags of tensor, sequence and pipeline parallelism: derived sizes, invalid layouts, and
 // checkpoints of other layouts.
 #include "test/unit/config/command_line.h"
 
@@ -14,7 +14,7 @@ static void derived_sizes(void **state) {
         {"--tensor-model-parallel-size 2 --sequence-parallel", "\"sequence_parallel\":true"},
         {"--sequence-parallel", "\"sequence_parallel\":false"},  // no effect with T = 1
         {"--tensor-model-parallel-size 2 --global-batch-size 12", "\"num_micro_batches\":3"},
-        // Interleaved pipelining needs groups of P micro-batches.
+        // With interleaved stages the number of micro-batches must be a multiple of P.
         {"--num-layers 8 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1",
          "\"num_micro_batches\":4"},
     };
@@ -110,7 +110,8 @@ static void notes(void **state) {
     config_free(&run.config);
 }
 
-// Any layout can resume any other's checkpoint if the embedding has the same number of rows.
+// Any layout can resume from any other layout's checkpoint if the embedding has the same number of
+// rows.
 #define ALONE SMALL "--global-batch-size 4 --make-vocab-size-divisible-by 384 "
 #define TWO SMALL "--global-batch-size 4 --make-vocab-size-divisible-by 192 --tensor-model-parallel-size 2 "
 

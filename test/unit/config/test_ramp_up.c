@@ -8,7 +8,7 @@
 
 #include "test/unit/config/command_line.h"
 
-// Counts iteration by iteration, as Megatron does.
+// Counts the iterations one by one, like Megatron-LM.
 static int64_t count_iterations(int64_t start, int64_t increment, int64_t ramp, int64_t full,
                                 int64_t samples) {
     int64_t consumed = 0, iterations = 0, steps = (full - start) / increment;
@@ -64,7 +64,7 @@ static void ramp_up_counts_iterations_as_megatron(void **state) {
             config_free(&run.config);
         }
     }
-    Run run;  // counting is fast for any ramp length
+    Run run;  // the program must not count one by one
     must_run(&run,
              RAMPING
              "--train-samples 999999999999999 --global-batch-size 16 --rampup-batch-size 8 8 999999999999998",

@@ -1,5 +1,5 @@
-// Learning rate against golden values of the paper's 125M run, all branches and their boundaries,
-// and the weight-decay ramp.
+// The learning rate against golden values of the paper's 125M run, all decay styles at their
+// boundaries, and the weight-decay ramp.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +23,7 @@ static void near_relative(double got, double want, double tolerance) {
 }
 
 static void cosine_matches_the_golden_values(void **state) {
-    // Rate used at iteration i, i.e. after (i - 1) * 256 samples.
+    // Iteration i uses the rate after (i - 1) * 256 samples.
     static const struct {
         int64_t iteration;
         double lr;
@@ -35,7 +35,7 @@ static void cosine_matches_the_golden_values(void **state) {
     for (size_t i = 0; i < sizeof golden / sizeof golden[0]; i++)
         near_relative(schedule_lr(&s, (golden[i].iteration - 1) * 256), golden[i].lr, 1e-9);
     char printed[32];
-    // printed at iteration 100: the rate of iteration 101
+    // At iteration 100 the log has the rate of iteration 101.
     snprintf(printed, sizeof printed, "%.3E", schedule_lr(&s, 100 * 256));
     assert_string_equal(printed, "8.571E-05");
 }
@@ -69,18 +69,18 @@ static void every_style_at_its_boundaries(void **state) {
     near_relative(schedule_lr(&constant, 179199), 6e-4 * 179199 / 179200, 1e-15);
     near_relative(schedule_lr(&constant, 99999999), 6e-4, 0);  // a constant rate never ends
     root.decay_samples = 4 * 179200;
-    near_relative(schedule_lr(&root, 4 * 179200), 3e-4, 1e-15);  // the last sample of the decay
-    near_relative(schedule_lr(&root, 4 * 179200 + 1), 1e-4, 0);  // and the first after it
+    near_relative(schedule_lr(&root, 4 * 179200), 3e-4, 1e-15);  // at the last sample of the decay
+    near_relative(schedule_lr(&root, 4 * 179200 + 1), 1e-4, 0);  // one sample after it
     root.warmup_samples = 0;
-    near_relative(schedule_lr(&root, 0), 6e-4, 0);  // no warm-up: no division by zero
+    near_relative(schedule_lr(&root, 0), 6e-4, 0);  // no division by zero without warm-up
     constant.lr_init = 3e-4;
     near_relative(schedule_lr(&constant, 0), 3e-4, 0);
     near_relative(schedule_lr(&constant, 89600), 4.5e-4, 1e-15);
 }
 
-// Warm-up to 100, constant, then decay over the last 400 of 1000 samples. Weights are
-// Megatron-LM's, from Python: 2 * 0.5 ** r - 1, 1 - r, (cos(pi r) + 1) / 2, 1 - sqrt(r) at r = 1/4,
-// 1/2, 1.
+// Warm-up over 100 samples, a constant rate, then decay over the last 400 of 1000 samples. The
+// expected factors at r = 1/4, 1/2 and 1 were computed in Python with Megatron-LM's formulas: 2 *
+// 0.5 ** r - 1, 1 - r, (cos(pi r) + 1) / 2, 1 - sqrt(r).
 static void wsd_at_its_boundaries(void **state) {
     static const double weight[][3] = {
         [WSD_EXPONENTIAL] = {0.681792830507429, 0.4142135623730951, 0},
@@ -106,8 +106,8 @@ static void wsd_at_its_boundaries(void **state) {
         }
         near_relative(schedule_lr(&s, 1001), 0.2, 0);
     }
-    // A WSD decay as long as the whole schedule starts during warm-up, as in Megatron-LM: the rate
-    // jumps at the end of the warm-up.
+    // If the decay is as long as the schedule, it starts during warm-up, and the rate jumps when
+    // the warm-up ends. This is as in Megatron-LM.
     s.wsd_style = WSD_LINEAR;
     s.wsd_samples = 1000;
     near_relative(schedule_lr(&s, 100), 1, 1e-15);

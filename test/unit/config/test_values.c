@@ -1,10 +1,10 @@
-// Values of flags: real numbers are checked in the precision they are used in. Two spellings of
-// help.
+// Values of flags: real numbers are checked in the precision in which they are used. Also -h,
+// data checks with few flags, and lists of shards from files.
 #include "test/unit/config/command_line.h"
 
 #include "test/unit/folder.h"
 
-// The value in float32 is checked, not the double.
+// The check applies to the value rounded to float32.
 static void reals_are_checked_in_float32(void **state) {
     static const struct {
         const char *words, *what;
@@ -44,7 +44,7 @@ static void reals_are_checked_in_float32(void **state) {
         "--lr 0",
         "--clip-grad 0",
         "--min-lr 0",
-        // used in double precision
+        // These flags are used in double precision.
         "--hidden-dropout 0.9999999",
         "--sample-temperature 1e-60 --sample-prompt a",
     };
@@ -57,7 +57,7 @@ static void reals_are_checked_in_float32(void **state) {
     }
 }
 
-// The stored value is the given one, since checkpoints of older runs are compared with it.
+// The config stores the value as given, because it is compared with checkpoints of older runs.
 static void stored_values_keep_their_digits(void **state) {
     Run run;
     must_run(&run, SMALL "--adam-beta2 0.95 --lr 6e-4", 1);
@@ -66,8 +66,8 @@ static void stored_values_keep_their_digits(void **state) {
     config_free(&run.config);
 }
 
-// Only times, temperatures, fractions of a schedule and the parameters of rotary angles are used in
-// double precision.
+// Only times, temperatures, schedule fractions and parameters of rotary angles are used in double
+// precision.
 static void flags_used_in_double_precision(void **state) {
     static const char *const in_double[] = {"lr-warmup-fraction",
                                             "distributed-timeout-minutes",
@@ -117,8 +117,8 @@ static void short_help(void **state) {
     }
 }
 
-// --check-data needs the shards and their vocabulary; --inspect-data also everything that
-// determines the order.
+// --check-data needs only the shards and their vocabulary. --inspect-data also needs the flags that
+// determine the order of samples.
 static void data_checks_need_few_flags(void **state) {
     Run run;
     must_run(&run, "--check-data --data-path a --tokenizer-type Byte", 3);
@@ -152,7 +152,7 @@ static int remove_folder(void **state) { return folder_remove(folder); }
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 " \
     "--micro-batch-size 2 --lr 1e-3 --train-iters 10 --tokenizer-type Byte --use-distributed-optimizer "
 
-// Parses the line with " FLAG FILE" appended, where the file contains this text.
+// Returns the line with " FLAG FILE" appended. The file contains the text.
 static char *with_file(const char *line, const char *flag, const char *text) {
     static char whole[1024];
     char path[96];
@@ -187,7 +187,7 @@ static void lists_from_files(void **state) {
     config_free(&run.config);
     must_run(&run, with_file("--check-data --tokenizer-type Byte", "--data-args-path", "a"), 1);
     config_free(&run.config);
-    must_run(&run, SMALL "--data-args-path /no/such/file", 1);  // synthetic data needs no file
+    must_run(&run, SMALL "--data-args-path /no/such/file", 1);  // not read with --mock-data
     config_free(&run.config);
 }
 
@@ -216,7 +216,7 @@ static void bad_lists_from_files(void **state) {
     must_fail(NO_DATA "--per-split-data-args-path /", 0, "/ is not a plain file");
 }
 
-// A WSD decay that differs from the checkpoint's is reported like the rest of the schedule.
+// Another WSD decay than the checkpoint's is an error, as for other flags of the schedule.
 static void wsd_is_part_of_the_schedule(void **state) {
     Run run, other;
     must_run(&run, SMALL "--lr-decay-style WSD --lr-wsd-decay-iters 4 --lr-wsd-decay-style linear", 1);

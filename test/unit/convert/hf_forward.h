@@ -1,5 +1,5 @@
-// A reference forward pass of GPT2LMHeadModel, computed in double only from the files of a folder;
-// it uses no code of llmc/. For folders with a single weight file. Included by test_hf.c.
+// A reference forward pass of GPT2LMHeadModel in double, computed from a Hugging Face folder with a
+// single weight file, without any code of llmc/. Included by test_hf.c.
 #pragma once
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -31,7 +31,7 @@ static inline int hf_size(const HfFolder *m, const char *key) {
     return cJSON_GetObjectItem(m->config, key)->valueint;
 }
 
-// For any family.
+// Opens the weight file of any family.
 static inline bool hf_open_weights(HfFolder *m, const char *folder) {
     size_t bytes;
     uint64_t length;
@@ -64,7 +64,7 @@ static inline void hf_close(HfFolder *m) {
     free(m->bytes);
 }
 
-// A tensor as a matrix; `rows` is its first dimension.
+// A tensor as a matrix. `rows` is the first dimension.
 typedef struct HfMatrix {
     const char *data;
     bool wide;

@@ -1,7 +1,7 @@
-// Tests export to and import from Hugging Face folders: the trainer's logits match
-// transformers in both directions, a round trip preserves all bytes, and hostile folders give a
-// one-line error. The golden folders, one per family, were saved by transformers together with its
-// logits (dev/ref/make_hf_golden.py). Tolerances are tightest in the PRECISION=fp32 build.
+// Tests export to and import from Hugging Face folders: the trainer's logits match transformers in
+// both directions, a round trip preserves all bytes, and hostile folders cause a one-line error.
+// There is a golden folder for each family, with logits that transformers computed
+// (dev/ref/make_hf_golden.py). Tolerances are tightest in the PRECISION=fp32 build.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,7 +27,7 @@
 #define GOLDEN_FOLDER "test/golden/hf"
 enum { T = 12, B = 2, VOCABULARY = 50 };
 
-// Models of the golden folders.
+// A model family and the model in its golden folder.
 typedef struct Family {
     const char *folder;
     int tensors;  // number of tensors
@@ -49,7 +49,7 @@ static const Family FAMILIES[] = {
      {LLAMA_SIZES, "--disable-bias-linear", "--qk-layernorm", "--kv-channels", "16"}},
 };
 enum { FAMILY_COUNT = sizeof FAMILIES / sizeof *FAMILIES };
-static const Family *family = FAMILIES;  // family of the models that are created and loaded
+static const Family *family = FAMILIES;  // the family under test
 
 static bool open_bench(Bench *b) {
     int count = 0;
@@ -138,7 +138,7 @@ static bool same_file(const char *a, const char *b, const char *name) {
 
 // --- The trainer ---------------------------------------------------------------------------------
 
-// Returns logits (B*T, V) of the uploaded tokens, without padding rows.
+// Returns logits (B*T, V) of the uploaded tokens, without the vocabulary's padding.
 static float *trainer_logits(Bench *b, const int32_t *tokens) {
     int N = b->gpt.B * b->gpt.T, padded = b->gpt.V;
     bench_upload(b, tokens, tokens);
@@ -172,7 +172,7 @@ static void load_bench(Bench *b, const char *folder) {
     checkpoint_close(c);
 }
 
-// Sets weights that make every term matter: gains differ from 1, biases from 0, and master weights
+// Sets weights that reveal a missing term: gains differ from 1, biases from 0, and master weights
 // from their bf16 values.
 static void fill_bench(Bench *b) {
     uint32_t state = 12345;
@@ -193,7 +193,7 @@ static void fill_bench(Bench *b) {
         }
         zero_put(b->zero, i, SLICE_MASTER, values);
         if (held[i].lo == 0 && n == tensor_elements(t)) zero_put_weights(b->zero, held[i].tensor, rounded);
-        else fail_msg("a parameter is in two pieces");
+        else fail_msg("a parameter is split");
         free(values);
         free(rounded);
     }
@@ -219,7 +219,7 @@ static void save_bench(Bench *b, const char *folder) {
     free(arguments);
 }
 
-// Saves a checkpoint of a model with all terms.
+// Saves a checkpoint of a model with the weights of fill_bench.
 static void make_run(const char *folder) {
     Bench b;
     assert_true(open_bench(&b));
@@ -257,8 +257,8 @@ static void compare_imported(const Work *w) {
 }
 static void imported_logits_are_transformers(void **state) { for_families(state, compare_imported); }
 
-// The padding row is the mean of all words, so its probability is at most the mean probability of a
-// word.
+// A padding row is the mean of all words' embeddings, so its probability is at most the mean
+// probability of a word.
 static void padding_is_harmless(void **state) {
     Work *w = (Work *)*state;
     Bench b;
@@ -301,7 +301,8 @@ static void compare_exported(const Work *w, bool fp32, double allowed) {
     bench_close(&b);
 }
 
-// Sums round in bf16, here in steps of 2^-9 of the largest logits, which are below 4.
+// The tolerance allows for bf16 rounding of sums in steps of 2^-9 of the largest logits, which are
+// below 4.
 static void exported_master_weights_compute_the_same(void **state) {
     compare_exported((Work *)*state, true, fp32_build() ? 1e-4 : 0.08);
 }
@@ -332,7 +333,8 @@ static void compare_masters(const Work *w) { compare_round(w, true, 1 << 30, 1);
 static void compare_weights(const Work *w) { compare_round(w, false, 1 << 30, 1); }
 static void master_weights_round_trip(void **state) { for_families(state, compare_masters); }
 static void weights_round_trip(void **state) { for_families(state, compare_weights); }
-// Buffer sizes for one row, several rows, a head, and a vector. The files must be identical.
+// Converts with buffers for one row, several rows, a head, and a vector. The files must be
+// identical.
 static void compare_pieces(const Work *w) {
     static const int64_t sizes[] = {1, 60, 100, 3 * 8 * 24, 1000};
     HfReport report;
@@ -358,7 +360,7 @@ static void buffer_size_does_not_matter(void **state) { for_families(state, comp
 
 static void shards_round_trip(void **state) { compare_round((Work *)*state, true, 15000, 4); }
 
-// transformers' own folder has a different tensor order but the same elements.
+// A folder that transformers saved has another order of tensors, but the same elements.
 static void compare_golden(const Work *w) {
     HfReport report;
     HfFolder a = {0}, b = {0};
@@ -460,7 +462,7 @@ static void put_model(const char *folder, const char *name, const char *header) 
     free(model);
 }
 
-// Returns text with every `from` replaced by `to`. malloc'ed.
+// Returns text with every `from` replaced by `to`. The caller frees it.
 static char *replaced(const char *text, const char *from, const char *to) {
     char *out = (char *)calloc(1, 3 * strlen(text) + 4 * strlen(to) + 1000);
     for (char *end = out; *text; end += strlen(end)) {
@@ -499,7 +501,7 @@ static void put_changed(const char *folder, const char *config_from, const char 
 
 static void refuses(const Work *w, const char *says) {
     Error err = {0};
-    if (import(w->hf, w->back, &err)) fail_msg("was taken instead of '%s'", says);
+    if (import(w->hf, w->back, &err)) fail_msg("accepted instead of refused with '%s'", says);
     if (err.code != EXIT_CHECKPOINT || !strstr(err.what, says) || !strchr(err.what, ';'))
         fail_msg("code %d, '%s' instead of '%s'", err.code, err.what, says);
     assert_false(durable_exists(w->back));
@@ -600,7 +602,7 @@ static const Case LLAMA_CASES[] = {
     {"", "", "self_attn.k_proj.weight", "self_attn.key.weight", "self_attn.k_proj.weight"},
 };
 
-// Nested objects in a list: a naive comparison would take twice as long for every level.
+// Nested objects in a list. A naive comparison would take twice as long for every level.
 static void deep_lists(void **state) {
     enum { LEVELS = 60 };
     Work *w = (Work *)*state;
@@ -627,8 +629,8 @@ static void hostile_llamas(void **state) {
     }
 }
 
-// Redundant keys: the old place of the rotary base, sizes that follow from others, several end
-// tokens.
+// Accepts redundant or older forms of keys: the former key of the rotary base, sizes that follow
+// from others, several end tokens.
 static void same_llamas(void **state) {
     static const Case same[] = {
         {"\"rope_parameters\": {\n    \"rope_theta\": 500.0,\n    \"rope_type\": \"default\"\n  }",
@@ -654,8 +656,7 @@ static void same_llamas(void **state) {
     free(first_hf);
 }
 
-// Llama 3.1's rope scaling under the new key, the old one, and both (as in its own folder) gives
-// the same model.
+// Llama 3.1's RoPE scaling under the new key, the old key, or both gives the same model.
 static void scaled_llamas(void **state) {
     static const Case scaled[] = {
         {"\"rope_type\": \"default\"", LLAMA3(8.0), "", "", ""},
@@ -743,7 +744,7 @@ static void not_finite(void **state) {
         assert_false(durable_exists(w->back));
     }
     Error err = {0};
-    put(w->back, "notes", "x", 1);  // an existing folder is kept
+    put(w->back, "notes", "x", 1);  // an existing folder must be kept
     assert_false(import(w->hf, w->back, &err));
     assert_true(newest_checkpoint(w->back, &err) < 0);
     assert_true(same_file(w->back, w->back, "notes"));
@@ -854,7 +855,7 @@ static void older_folders(void **state) {
     free(header);
 }
 
-// Half precision: layer 0's c_attn.bias of the golden folder as 72 fp16 values.
+// In the golden folder, replaces layer 0's c_attn.bias by 72 fp16 values.
 static void halves_are_read(void **state) {
     Work *w = (Work *)*state;
     static const uint16_t halves[8] = {0x3C00, 0xC000, 0x0001, 0x8001, 0x03FF, 0x7BFF, 0x3555, 0x0000};
@@ -908,7 +909,7 @@ static void taken_folders(void **state) {
     assert_false(durable_exists(w->again));
 }
 
-// Models with other blocks: the matching family, or the flag that no family supports.
+// Finds the family that matches a model's flags, or names the flag that no family supports.
 static void families_by_flags(void **state) {
     static const struct {
         const char *flags[8], *family;  // or the error text

@@ -1,6 +1,6 @@
 // Tests import of Megatron-LM checkpoints: all elements are preserved, including the master weights
 // of torch_dist. The golden checkpoints were saved with megatron-core and torch
-// (dev/ref/make_megatron_golden.py). Damaged and hostile checkpoints give a one-line error and
+// (dev/ref/make_megatron_golden.py). Damaged and hostile checkpoints cause a one-line error and
 // leave no files.
 #include <setjmp.h>
 #include <stdarg.h>
@@ -173,7 +173,7 @@ static void arguments_become_flags(void **state) {
     checkpoint_close(c);
 }
 
-// Buffer sizes that start and end reads anywhere.
+// Small buffers, with which reads start and end at any element.
 static void buffer_size_does_not_matter(void **state) {
     const Work *w = (const Work *)*state;
     static const int64_t sizes[] = {37, 100};
@@ -382,7 +382,7 @@ static void refused_arguments(void **state) {
     ModelFlags flags;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const char *said = said_of(rows[i].more, true, &flags);
-        if (!said) fail_msg("%s is taken", rows[i].more[0].name);
+        if (!said) fail_msg("%s was accepted", rows[i].more[0].name);
         if (!strstr(said, rows[i].text)) fail_msg("%s: %s", rows[i].more[0].name, said);
     }
 }
@@ -450,15 +450,15 @@ static void missing_files_are_refused(void **state) {
     refused(w->path, "holds no Megatron-LM checkpoint");
 }
 
-// A file name must not lead out of the folder.
+// File names in a checkpoint must not refer to files outside its folder.
 static void names_stay_in_the_folder(void **state) {
     const Work *w = (const Work *)*state;
     replace_text(w->dist, ".metadata", "__0_0.distcp", "../../x.dist");
     refused(w->dist, "a chunk has no location");
 }
 
-// Changes every byte of the parsed files: the import succeeds or gives a one-line error, and never
-// crashes.
+// Changes every `step`-th byte of a file, one at a time. The import must succeed or return a
+// one-line error.
 static void changed_bytes(const char *folder, const char *name, uint64_t step) {
     uint64_t bytes;
     char *text = slurp(folder, name, &bytes);

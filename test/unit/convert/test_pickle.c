@@ -1,5 +1,6 @@
-// Tests the pickle parser: values written by Python's pickler in protocols 2 to 5 are read, calls
-// become objects that record the callee, and invalid pickles give an error text.
+// Tests the pickle parser: it reads values that Python's pickler wrote in protocols 2 to 5,
+// represents calls as objects without executing them, and returns an error text for invalid
+// pickles.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -56,7 +57,7 @@ static void dicts(void **state) {
     pickle_free(&p);
 }
 
-// os.system("true") in a form that an executing reader would call.
+// A pickle that calls os.system("true") when Python loads it.
 static void calls_are_data(void **state) {
     Pickle p;
     assert_null(READ(&p,
@@ -154,12 +155,12 @@ static void bad_pickles(void **state) {
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         Pickle p;
         const char *fault = pickle_read(&p, bad[i].text, bad[i].bytes);
-        if (!fault) fail_msg("%zu: taken, not refused for '%s'", i, bad[i].fault);
+        if (!fault) fail_msg("%zu: accepted instead of refused with '%s'", i, bad[i].fault);
         if (!strstr(fault, bad[i].fault)) fail_msg("%zu: '%s', not '%s'", i, fault, bad[i].fault);
     }
 }
 
-// Exceeds the limit on values by repeating one list, and by repeating marks.
+// Many copies of one list, and many marks, exceed the limit on the number of values.
 static void values_are_counted(void **state) {
     const size_t bytes = (size_t)PICKLE_MOST_VALUES + 16;
     char *text = (char *)malloc(bytes);

@@ -56,7 +56,7 @@ static void test_memory(void **state) {
         assert_non_null(memory);
         assert_int_equal((uintptr_t)memory % 256, 0);
         for (size_t j = 0; j < sizes[i]; j++) assert_int_equal(memory[j], 0);
-        memset(memory, 0xAB, sizes[i]);  // memory reused later must be zeroed again
+        memset(memory, 0xAB, sizes[i]);  // reused memory must be zeroed again
         device_free(device, memory);
     }
     // Requests beyond the machine's memory fail with an error that names the purpose.
@@ -111,7 +111,7 @@ static void test_events(void **state) {
     device_close(device);
 }
 
-// Asking an untimed event for elapsed time ends the program, on CPU ranks as on a GPU.
+// Requesting the elapsed time of an untimed event ends the program, as on a GPU.
 static void test_untimed_events(void **state) {
     Error err = {0};
     Device *device = device_open(0, NULL, &err);
@@ -141,7 +141,7 @@ static void test_untimed_events(void **state) {
     device_close(device);
 }
 
-// Host work receives a copy of its context and runs in stream order, between copies.
+// A host call gets a copy of its context and runs in stream order.
 typedef struct Doubling {
     int *from, *to, count;
 } Doubling;

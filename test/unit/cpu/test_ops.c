@@ -1,7 +1,6 @@
-// The CPU ops, forward and backward, against naive double-precision references written from the
-// formulas; dropout against its definition; single ops against PyTorch. Runs in both precisions of
-// llmc/base/dtype.h. The LM head and sums over ranks are in test_ops_head.c, finite differences in
-// test_ops_gradients.c.
+// The CPU ops, forward and backward, against naive double-precision references, dropout against its
+// definition, and some ops against PyTorch. Runs in both precisions of llmc/base/dtype.h.
+// test_ops_head.c tests the LM head and sums over ranks, test_ops_gradients.c finite differences.
 #include "test/unit/ops_common.h"
 
 #include "llmc/cpu/ops_internal.h"
@@ -27,8 +26,8 @@ static void test_exp(void **state) {
 }
 
 static void test_gelu(void **state) {
-    // Far below a hundredth of a bf16 ulp (2^-8 / 100 = 4e-5). In the left tail, below 1e-6, this
-    // is an absolute limit.
+    // The limit is far below a hundredth of a bf16 ulp (2^-8 / 100 = 4e-5). It is absolute in the
+    // left tail, where GELU is small.
     for (float x = -30.0f; x < 30.0f; x += 0.00113f) {
         check_close("gelu", (double)gelu(x), gelu_exact((double)x), 1e-6, 1e-7, (int64_t)(x * 1000));
         check_close("gelu'", (double)gelu_derivative(x), gelu_derivative_exact((double)x), 1e-6, 4e-6,
@@ -58,7 +57,7 @@ static float multiplier(Dropout d, int64_t sample, int64_t element) {
 static void test_dropout_multipliers(void **state) {
     Dropout d = {0.3f, 77, 4 * 5 + DROPOUT_FFN, 0};
     int64_t sample = 0x1234567890ll;
-    // All alignments of start and end, and ranges longer than any internal batch.
+    // Tests all alignments of start and end, and ranges longer than any internal batch.
     for (int64_t first = 0; first < 20; first++) {
         for (int64_t n = 1; n < 40; n++) {
             float got[40 + 1];
@@ -92,7 +91,7 @@ static void test_dropout_far_elements(void **state) {
         assert_in_range(equal, N / 2 - 200, N / 2 + 200);  // 6 sigma
         for (int j = 0; j < N; j++) assert_true(there[j] == multiplier(d, 3, far[i] + j));
     }
-    // A range that crosses this boundary.
+    // A range across this boundary.
     dropout_multipliers(there, d, 3, far[0] - 13, N);
     for (int j = 0; j < N; j++) assert_true(there[j] == multiplier(d, 3, far[0] - 13 + j));
 }
@@ -154,7 +153,7 @@ static void check_embedding(int B, int T, int C, Dropout d) {
     free_all(wte, wpe, tokens, positions, x, dx, dwte, dwpe, dwte_expected, dwpe_expected, NULL);
 }
 
-// A vocabulary split over three ranks gives bitwise the same result as on one rank.
+// A vocabulary split over three ranks is bitwise identical to one rank.
 static void test_embedding_parts(void **state) {
     enum { V = 50, B = 2, T = 9, C = 24, N = B * T };
     const int bounds[] = {0, 7, 40, V};
@@ -211,7 +210,7 @@ static void test_embedding_parts(void **state) {
     free_all(wte, wpe, dx, x, sum, part, tokens, positions, dwte, dwpe, dwte_parts, dwpe_part, NULL);
 }
 
-// Backward for one table at a time gives bitwise the same result as for both together.
+// Separate backward calls for the two tables are bitwise identical to one call for both.
 static void test_embedding_one_table(void **state) {
     enum { V = 20, B = 2, T = 9, C = 24, N = B * T };
     Random rng = {22};
@@ -250,7 +249,7 @@ typedef struct NormCase {
     double *y, *mean, *rstd;  // reference
 } NormCase;
 
-// Reference forward. x has mean 3, so a variance computed from E[x^2] - E[x]^2 would lose digits.
+// Reference forward. x has mean 3, so computing the variance as E[x^2] - E[x]^2 would lose digits.
 static void layernorm_reference(NormCase *ln, double epsilon) {
     ln->y = zero_doubles(ln->n);
     ln->mean = zero_doubles(ln->N);
@@ -298,7 +297,7 @@ static void check_layernorm_forward(int B, int T, int C) {
 // alias: x is the same buffer as residual, which ops.h allows.
 static void check_residual_layernorm(int B, int T, int C, Dropout d, bool alias) {
     Random rng = {3};
-    NormCase ln = layernorm_make(&rng, B, T, C);  // ln.x: first the residual, later the sum
+    NormCase ln = layernorm_make(&rng, B, T, C);  // ln.x: the residual, later the sum
     floatX *branch = random_floatX(&rng, ln.n, 0, 1), *y = poisoned_floatX(ln.n);
     floatX *sum = alias ? copy_of(ln.x, (size_t)ln.n * sizeof(floatX)) : poisoned_floatX(ln.n);
     float *mean = poisoned_floats(ln.N), *rstd = poisoned_floats(ln.N);
@@ -335,7 +334,7 @@ static void check_layernorm_backward(int B, int T, int C, Dropout d, bool branch
     for (int64_t row = 0; row < ln.N; row++) {
         double mean_g = 0, mean_g_xhat = 0;
         mean[row] = (float)ln.mean[row], rstd[row] = (float)ln.rstd[row];
-        for (int pass = 0; pass < 2; pass++) {  // first the means, then the gradient
+        for (int pass = 0; pass < 2; pass++) {  // pass 0: means, pass 1: gradient
             for (int c = 0; c < C; c++) {
                 double xhat = ((double)floatX_to_float(ln.x[row * C + c]) - ln.mean[row]) * ln.rstd[row];
                 double dy_c = (double)floatX_to_float(dy[row * C + c]),
@@ -396,7 +395,7 @@ static void test_layernorm(void **state) {
     }
 }
 
-// Tensors of a LayerNorm with residual branch, for N rows. The same seed gives the same inputs.
+// Tensors of a LayerNorm with a residual branch for N rows. The same seed gives the same inputs.
 typedef struct NormTensors {
     LayerNorm op;
     int64_t n;
@@ -436,7 +435,7 @@ static void norm_tensors_free(NormTensors *m) {
     free_all(m->residual, m->branch, m->gamma, m->beta, m->dy, m->op.x, m->op.y, m->op.mean, m->op.rstd,
              m->op.dresidual, m->op.dbranch, m->op.dgamma, m->op.dbeta, NULL);
 }
-// Rows first .. first + count - 1, as seen by the rank that owns them.
+// Returns the arguments for rows first to first + count - 1.
 static LayerNorm norm_rows(const LayerNorm *whole, int64_t first, int64_t count) {
     LayerNorm a = *whole;
     int64_t at = first * a.C;
@@ -471,8 +470,8 @@ static void test_layernorm_rows(void **state) {
     norm_tensors_free(&parts);
 }
 
-// At the end of a pipeline stage there is no LayerNorm. The residual sum and the branch's gradient
-// are bitwise identical to the fused op's, and no other tensor is written.
+// At the end of a pipeline stage the residual sum is computed without a LayerNorm. The sum and the
+// branch's gradient are bitwise identical to the fused op's, and no other tensor is written.
 static void test_residual_sum_alone(void **state) {
     enum { B = 2, T = 6, C = 24, N = B * T };
     Dropout d = {0.3f, 8, 4 * 2 + DROPOUT_FFN, 12};
@@ -492,7 +491,7 @@ static void test_residual_sum_alone(void **state) {
         assert_memory_equal(fused.op.x, alone.op.x, N * C * sizeof(floatX));
         assert_memory_equal(fused.op.dbranch, alone.op.dbranch, N * C * sizeof(floatX));
         assert_memory_equal(fused.op.dresidual, alone.op.dresidual, N * C * sizeof(floatX));
-        sum.dbranch = NULL;  // nothing left to compute
+        sum.dbranch = NULL;  // there is nothing to compute
         op_layernorm_backward(NULL, &sum);
         assert_memory_equal(fused.op.dresidual, alone.op.dresidual, N * C * sizeof(floatX));
         norm_tensors_free(&fused);
@@ -518,7 +517,7 @@ static void check_linear(int N, int C, int OC, bool with_bias, bool with_gelu) {
     Linear linear = {N, C, OC, x, w, used_bias, y, with_gelu ? pre : NULL, .workspace = workspace};
     op_linear_forward(NULL, &linear);
     check_floatX(with_gelu ? "linear pre" : "linear y", with_gelu ? pre : y, sum, N * OC, 1e-5);
-    // GELU of the rounded value.
+    // GELU is applied to the rounded value.
     for (int64_t i = 0; with_gelu && i < N * OC; i++) sum[i] = gelu_exact((double)floatX_to_float(pre[i]));
     if (with_gelu) check_floatX("linear gelu", y, sum, N * OC, 1e-6);
     free_all(x, w, bias, y, pre, x64, w64, bias64, sum, workspace, NULL);
@@ -636,7 +635,7 @@ static double qkv_value(const AttentionCase *a, int b, int t, int head, int part
     return (double)floatX_to_float(a->qkv[((((int64_t)b * a->T + t) * a->NH + head) * 3 + part) * a->HD + d]);
 }
 
-// One query of one head, forward and backward, straight from the definition.
+// Computes forward and backward of one query of one head from the definition.
 static void attention_reference_row(const AttentionCase *a, int b, int head, int t, double *p, double *dp) {
     int begin = a->doc_start ? a->doc_start[b * a->T + t] : 0;
     double scale = 1.0 / sqrt(a->HD), sum = 0, mean = 0;
@@ -719,8 +718,8 @@ static void test_attention(void **state) {
     }
 }
 
-// One micro-batch of two samples is bitwise identical to two of one sample: masks depend only on
-// the global sample index.
+// A micro-batch of two samples is bitwise identical to two micro-batches of one sample, because
+// dropout masks depend on the global sample index.
 static void test_attention_split(void **state) {
     enum { T = 70, NH = 3, HD = 16, ROW = T * NH * HD };
     Dropout dropout = {0.2f, 11, DROPOUT_ATTENTION, 40}, second = dropout;
@@ -739,8 +738,7 @@ static void test_attention_split(void **state) {
     free_all(qkv, whole, parts, saved, workspace, NULL);
 }
 
-// Copies columns first .. first + count - 1 of `rows` rows to or from a matrix of only these
-// columns.
+// Copies columns first to first + count - 1 to or from a matrix with only these columns.
 static void cut_columns(floatX *part, floatX *whole, int64_t rows, int64_t columns, int64_t first,
                         int64_t count, bool back) {
     for (int64_t row = 0; row < rows; row++) {
@@ -749,7 +747,7 @@ static void cut_columns(floatX *part, floatX *whole, int64_t rows, int64_t colum
     }
 }
 
-// Heads split over two ranks, with dropout and documents, are bitwise identical to one call.
+// With dropout and documents, heads split over two ranks are bitwise identical to one call.
 static void test_attention_heads(void **state) {
     enum { B = 2, T = 70, NH = 5, HD = 16, N = B * T, C = NH * HD };
     const int bounds[] = {0, 2, NH};
@@ -797,8 +795,8 @@ static void test_attention_heads(void **state) {
     free_all(qkv, dout, out, dqkv, out_parts, dqkv_parts, start, saved, workspace, NULL);
 }
 
-// Scores in the hundreds overflow exp unless the maximum is subtracted. NaNs must propagate, so
-// that the anomaly guard sees them.
+// Scores in the hundreds overflow exp unless the maximum is subtracted. NaNs must propagate to the
+// output, where the anomaly guard detects them.
 static void test_attention_extremes(void **state) {
     enum { T = 9, HD = 8 };
     Random rng = {9};
@@ -819,7 +817,7 @@ static void test_attention_extremes(void **state) {
 
 // --- against PyTorch -----------------------------------------------------------------------------
 
-// The bf16 values of a golden tensor, which both precisions represent exactly.
+// Reads the bf16 values of a golden tensor, which are exact in both precisions.
 static floatX *golden_floatX(const Golden *g, const char *name, int64_t *count) {
     const uint16_t *bits = golden_bf16(g, name, count);
     assert_non_null(bits);
@@ -828,8 +826,8 @@ static floatX *golden_floatX(const Golden *g, const char *name, int64_t *count) 
     return x;
 }
 
-// Tolerance: the RMS error against PyTorch's fp32 result is at most twice PyTorch's own in bf16; in
-// fp32, only rounding.
+// In bf16 the RMS error against PyTorch's fp32 result must be at most twice the error of PyTorch in
+// bf16. In fp32 only rounding errors are allowed.
 static void check_golden(const Golden *g, const char *name, const double *ours) {
     char error_name[128];
     snprintf(error_name, sizeof error_name, "error.%s", name);

@@ -1,10 +1,10 @@
-// The CPU backend's ops for text generation against double-precision references: attention with a
-// KV cache, and a linear layer of one row. Also runs with PRECISION=fp32.
+// The CPU backend's ops for text generation (attention with a KV cache, linear layer with one row)
+// against double-precision references. Also runs with PRECISION=fp32.
 #include "test/unit/ops_common.h"
 
 enum { G = 2, SHARERS = 3, NH = G * SHARERS, HD = 16, ROW = (NH + 2 * G) * HD, ROOM = 150, POISON = 0xFF };
 
-// Attention output (NH * HD) of the query at position t. qkv: rows of all positions.
+// Computes the attention output (NH * HD) of the query at position t. qkv: rows of all positions.
 static void attend(double *out, const floatX *qkv, int t) {
     for (int head = 0; head < NH; head++) {
         int first = head / SHARERS * (SHARERS + 2) * HD, key_at = first + SHARERS * HD;
@@ -27,7 +27,7 @@ static void attend(double *out, const floatX *qkv, int t) {
     }
 }
 
-// Fills the cache in calls of several sizes; each call attends to all earlier positions.
+// Fills the cache in calls of several sizes. Queries of a call attend to all earlier positions.
 static void test_cached_attention(void **state) {
     static const int calls[] = {5, 1, 1, 70, 2, 66};
     Random rng = {51};

@@ -1,11 +1,10 @@
-// Every backward op against finite differences of its forward, so no formula is shared with the
-// code under test. Finite differences need smooth functions: it runs in the fp32 build (make
-// PRECISION=fp32 BUILD=build/fp32 ...) and is skipped in bf16, where test_ops.c compares with
-// references.
+// Compares every backward op with finite differences of its forward op, which need no formula for
+// the gradient. They require smooth functions, so the test runs only in the fp32 build (make
+// PRECISION=fp32 BUILD=build/fp32 ...). In bf16, test_ops.c compares with references.
 //
-// A case has fp32 inputs, a forward that returns a scalar (a fixed random weighting of the
-// outputs), and the gradients computed by the backward ops. Each input is checked along random sign
-// directions, at the coordinate with the largest gradient, and at random coordinates.
+// A case has fp32 inputs, a forward function that returns a scalar (a sum of the outputs with
+// random weights), and the gradients that the backward op computed. Each input is checked along
+// random sign directions, at the coordinate with the largest gradient, and at random coordinates.
 #include "test/unit/ops_common.h"
 
 // One differentiable input: n values, and the gradient to check.
@@ -18,8 +17,8 @@ typedef struct Input {
 
 typedef double (*Forward)(void *context);
 
-// Fourth-order central difference of forward with step h along `direction`, or at coordinate `at`
-// if direction is NULL.
+// Returns the fourth-order central difference of forward with step h along `direction`, or at
+// coordinate `at` if direction is NULL.
 static double derivative(Forward forward, void *context, const Input *in, const float *direction, int64_t at,
                          double h) {
     const double steps[4] = {-2, -1, 1, 2}, weights[4] = {1, -8, 8, -1};
@@ -36,13 +35,13 @@ static double derivative(Forward forward, void *context, const Input *in, const 
         sum += weights[i] * forward(context);
         memcpy(in->values, saved, (size_t)in->n * sizeof(float));
     }
-    if (!direction) coordinate_h = at_moved / 10.0;  // the actual h after rounding: sum of steps^2 is 10
+    if (!direction) coordinate_h = at_moved / 10.0;  // h after rounding; the squared steps sum to 10
     free(saved);
     return sum / (12.0 * coordinate_h);
 }
 
-// tolerance: relative to the L2 norm of the gradient for directions, to its largest element for
-// coordinates.
+// For directions the tolerance is relative to the L2 norm of the gradient, for coordinates to its
+// largest element.
 static void check_gradient(Forward forward, void *context, Input in, Random *rng) {
     const double tolerance = 1e-3, h = 1e-2;
     double squares = 0;
@@ -71,14 +70,14 @@ static void check_gradient(Forward forward, void *context, Input in, Random *rng
     free(direction);
 }
 
-// Weighted sum of y: turns many outputs into one scalar.
+// Reduces y to a scalar by a weighted sum.
 static double weighted(const floatX *y, const float *weights, int64_t n) {
     double sum = 0;
     for (int64_t i = 0; i < n; i++) sum += (double)floatX_to_float(y[i]) * (double)weights[i];
     return sum;
 }
 
-// floatX is float in this build; the casts keep the bf16 build compiling.
+// floatX is float when this runs. The casts let the bf16 build compile.
 static float *as_floats(floatX *x) { return (float *)(void *)x; }
 static const floatX *as_floatX(const float *x) { return (const floatX *)(const void *)x; }
 static bool skipped_in_bf16(void) {
@@ -140,7 +139,7 @@ typedef struct NormCase {
     float *sum_weights, *y_weights;
 } NormCase;
 
-// As in the model, the sum has two uses: the next residual addition and the LayerNorm.
+// As in the model, the sum is used by the next residual addition and by the LayerNorm.
 static double norm_forward(void *context) {
     NormCase *m = context;
     int64_t n = (int64_t)m->op.B * m->op.T * m->op.C;
@@ -407,7 +406,8 @@ typedef struct HeadCase {
     float *mask;  // or NULL
 } HeadCase;
 
-// Sums the losses of the rows in double; *loss_sum in fp32 is too coarse for differences.
+// Sums the losses of the rows in double, because *loss_sum in fp32 is too inaccurate for
+// differences.
 static double lm_head_forward(void *context) {
     HeadCase *h = context;
     Head op = h->op;

@@ -1,4 +1,4 @@
-// The LM head on the CPU, with a whole or a split vocabulary, and sums over ranks, against naive
+// The LM head on the CPU, with an unsplit or a split vocabulary, and sums over ranks, against naive
 // double-precision references. Runs in both precisions of llmc/base/dtype.h.
 #include "test/unit/ops_common.h"
 
@@ -15,8 +15,8 @@ typedef struct HeadCase {
     double *losses, *dx, *dwte, loss_sum;  // reference
 } HeadCase;
 
-// Logits and dlogits are rounded to floatX before they are used. The reference rounds them too,
-// because rounding dlogits changes dx noticeably.
+// The reference rounds logits and dlogits to floatX, as the op does, because rounding dlogits
+// changes dx noticeably.
 static void head_reference_row(HeadCase *h, int64_t row, const double *x, const double *wte, double *logits,
                                float scale) {
     double max = -INFINITY, sum = 0, weight = (double)(h->mask ? h->mask[row] * scale : scale);
@@ -61,8 +61,8 @@ static void head_free(HeadCase *h) {
     free(h->mask);
 }
 
-// A logit or dlogit close to a rounding boundary may round the other way in fp32. `slack` allows
-// for one such rounding.
+// A logit or dlogit near a rounding boundary may round to the other neighbor in fp32. `slack`
+// allows for one such difference.
 static void check_head(int64_t N, int C, int Vp, bool masked, bool want_dx, bool want_dwte) {
     float scale = 1.0f / (float)N, loss_sum = 2.0f;
     HeadCase h = head_make(N, C, Vp, masked, scale);
@@ -105,7 +105,7 @@ static void test_head(void **state) {
     check_head(29, 40, 128, true, true, false);
     check_head(29, 40, 128, false, false, true);
     check_head(29, 40, 128, true, false, false);
-    // With the loss masked out on every row there is no loss and no gradient.
+    // If all rows are masked, there is no loss and no gradient.
     enum { N = 4, C = 8, VP = 16 };
     Random rng = {11};
     floatX *x = random_floatX(&rng, N * C, 0, 1), *wte = random_floatX(&rng, VP * C, 0, 1), dx[N * C];
@@ -128,7 +128,8 @@ static void test_head(void **state) {
     free_all(x, wte, workspace, NULL);
 }
 
-// More rows than a chunk: one call equals calls of op_head per chunk, and the naive reference.
+// With more rows than a chunk, one call equals several calls of op_head with fewer rows, and the
+// naive reference.
 static void test_head_chunks(void **state) {
     enum { C = 8, VP = 8192 };
     int64_t chunk = op_head_chunk_rows(1 << 20, VP), N = 2 * chunk + 5;
@@ -150,7 +151,7 @@ static void test_head_chunks(void **state) {
                   losses,  &sum, dx,
                   dwte,    true, .workspace = workspace};
     op_head(NULL, &whole);
-    // Steps of a third of a chunk, so that the boundaries differ from the op's own.
+    // Calls with a third of a chunk, whose boundaries differ from the op's chunks.
     for (int64_t row = 0, step = chunk / 3; row < N; row += step) {
         int64_t rows = row + step < N ? step : N - row;
         Head part = {rows,
@@ -186,8 +187,8 @@ static void test_head_chunks(void **state) {
     free_all(x, wte, dx, dx_parts, targets, mask, losses, losses_parts, dwte, dwte_parts, workspace, NULL);
 }
 
-// Runs the LM head in chunks as `ranks` ranks would, each with V / ranks rows of the vocabulary.
-// `head` describes the whole problem. dx (ranks, N, C): each rank's part.
+// Runs the LM head in chunks like `ranks` ranks, each with V / ranks rows of the vocabulary. `head`
+// describes the unsplit op. dx (ranks, N, C): addend of each rank.
 static void head_of_ranks(Head head, int ranks, int V, float *losses, floatX *dx, float *dwte) {
     int64_t rows = V / ranks, chunk = op_head_chunk_rows(head.N, (int)rows);
     HeadStatistics *all = xcalloc((size_t)(ranks * chunk), sizeof *all, "statistics");
@@ -216,8 +217,8 @@ static void head_of_ranks(Head head, int ranks, int V, float *losses, floatX *dx
     free(all);
 }
 
-// One rank is bitwise identical to op_head, two and four are equal up to rounding. All ranks get
-// the same losses.
+// One rank is bitwise identical to op_head; two and four are equal except for rounding. All ranks
+// get the same losses.
 static void check_head_ranks(int ranks) {
     enum { N = 300, C = 8, V = 8192 };
     Random rng = {13};
@@ -262,7 +263,8 @@ static void test_head_ranks(void **state) {
 
 // --- likelihoods without a loss ------------------------------------------------------------------
 
-// Checks a rank's score of one row in double, from the rounded logits of its real columns.
+// Checks a rank's score of one row in double, with the rounded logits of its columns without
+// padding.
 static void check_score(const HeadScore *score, const Head *h, int64_t row) {
     double max = -INFINITY, sum = 0, target = 0;
     int32_t best = INT32_MAX, wanted = h->targets[row] - h->first_row;
@@ -281,8 +283,8 @@ static void check_score(const HeadScore *score, const Head *h, int64_t row) {
     free(logits);
 }
 
-// Integer inputs make logits exact and often equal. Covers more rows than a chunk, padding columns,
-// ranks with padding only, and rows without a request.
+// Integer inputs give exact, often equal logits. Cases have more rows than a chunk, padding
+// columns, ranks with only padding, and rows without a request.
 static void check_scores(int64_t N, int C, int first, int rows, int columns) {
     Random rng = {14};
     int64_t count = (N + rows) * C;
@@ -343,8 +345,8 @@ static void test_scores_not_finite(void **state) {
 
 // --- sums over ranks -----------------------------------------------------------------------------
 
-// Sums are in fp32, in rank order from part 0, the bias last, and rounded once. Memory after y is
-// unchanged.
+// Parts are summed in fp32 in rank order, then the bias is added, and the result is rounded once.
+// Memory after y is unchanged.
 static void check_sum_parts(int64_t n, int ranks, int C) {
     Random rng = {41};
     floatX *parts = random_floatX(&rng, ranks * n, 0, 1), *bias = C ? random_floatX(&rng, C, 0, 1) : NULL;

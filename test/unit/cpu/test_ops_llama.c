@@ -4,8 +4,8 @@
 
 // --- heads that share keys and values ------------------------------------------------------------
 
-// Expands (rows, groups, sharers + 2, HD) to (rows, NH, 3, HD): copies the group's key and value
-// for every head.
+// Expands (rows, groups, sharers + 2, HD) to (rows, NH, 3, HD): every head gets a copy of its
+// group's key and value.
 static floatX *with_own_keys(const floatX *qkv, int64_t rows, int groups, int sharers, int HD) {
     int heads = groups * sharers;
     floatX *own = poisoned_floatX(rows * heads * 3 * HD);
@@ -29,8 +29,8 @@ static floatX *by_kind(const floatX *qkv, int64_t rows, int groups, int sharers,
     return sorted;
 }
 
-// Grouped queries equal ordinary attention with copied keys and values, whose gradients are summed
-// over the heads of a group. Rows ordered by kind give bitwise the same result.
+// Grouped-query attention equals ordinary attention with copied keys and values, whose gradients
+// are summed over the heads of a group. Rows ordered by kind give bitwise identical results.
 static void test_attention_groups(void **state) {
     enum { B = 2, T = 70, G = 2, SHARERS = 3, NH = G * SHARERS, HD = 8, N = B * T };
     Random rng = {43};
@@ -132,8 +132,8 @@ static void test_rmsnorm(void **state) {
     free((void *)op.dy);
 }
 
-// Norm of one vector and its gradients, from the definition of LayerNorm or RMSNorm. dgamma and
-// dbeta accumulate.
+// Computes the norm of one vector and its gradients from the definition of LayerNorm or RMSNorm.
+// dgamma and dbeta accumulate.
 static void norm_by_definition(const HeadNorm *a, int kind, const double *x, const double *dy, double *y,
                                double *dx, double *dgamma, double *dbeta) {
     int HD = a->HD;
@@ -225,8 +225,8 @@ static void test_swiglu(void **state) {
     free_all(pre, dy, y, dpre, NULL);
 }
 
-// Each pair is a complex number, multiplied by e^(i angle). Columns and vectors beyond the rotated
-// ones do not change. Rotating back restores the input up to rounding.
+// Each pair is a complex number that is multiplied by e^(i angle). Other columns and vectors do not
+// change. The inverse rotation restores the input except for rounding.
 static void test_rope(void **state) {
     enum { B = 2, T = 5, G = 2, HEADS = 4, TURNED = 3, HD = 16, COLUMNS = 12, HALF = COLUMNS / 2 };
     enum { N = B * T * G * HEADS * HD };

@@ -1,4 +1,4 @@
-// Checks without a GPU which sizes GPU ops accept: models, scratch memory, attention.
+// Checks which sizes of models, scratch memory and attention the GPU ops accept. Needs no GPU.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -41,8 +41,8 @@ static void test_models(void **state) {
     }
 }
 
-// Scratch bytes needed by the embedding's backward, computed as in embedding.cu, if the sort needs
-// `sort` bytes.
+// Returns the scratch bytes of the embedding's backward, computed as in embedding.cu. sort: bytes
+// that the sort needs.
 static size_t embedding_wants(int64_t N, int C, size_t sort) {
     size_t used = 3 * scratch_ids_bytes(N) + scratch_aligned(sort);
     return used + (size_t)scratch_chunks(N, C, sort) * scratch_chunk_bytes(C);
@@ -61,15 +61,15 @@ static void test_scratch(void **state) {
                 assert_true(embedding_wants(N, C, (size_t)(most * part / 4)) <= scratch_bytes(N, C));
             }
             assert_true(scratch_chunks(N, C, (size_t)most) >= 1);
-            // LayerNorm's backward needs room for at least the sums of one block: 3 rows of fp32.
+            // LayerNorm's backward needs at least the sums of one block: 3 rows of fp32.
             assert_true(3 * (size_t)C * sizeof(float) <= SCRATCH_LEAST &&
                         scratch_bytes(N, C) >= SCRATCH_LEAST);
         }
     }
 }
 
-// Chunk sizes define the order of sums, and so every bit of the results. These are the sizes of
-// earlier runs with 64 MiB.
+// Chunk sizes determine the order of sums and therefore the results. They must stay the sizes of
+// earlier programs with 64 MiB.
 static void test_chunks(void **state) {
     assert_int_equal(scratch_chunks(65536, 768, 600000), 2048);
     assert_int_equal(scratch_chunks(16384, 2048, 200000), 512);

@@ -1,5 +1,5 @@
-// Tests blends of shards against megatron-core's rules, using test/golden/blend/core.jsonl, which
-// dev/ref/make_blend_golden.py computed with numpy. Also tests lists without weights and their
+// Tests blends of shards against megatron-core's rules. dev/ref/make_blend_golden.py computed the
+// expected samples in test/golden/blend/core.jsonl with numpy. Also tests lists without weights and
 // errors.
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +19,7 @@ static char folder[64];
 static int make_folder(void **state) { return folder_make(folder, sizeof folder, "test_blend"); }
 static int remove_folder(void **state) { return folder_remove(folder); }
 
-// Writes shard k with sequences of these lengths; its token p is (7919 k + 31 p) mod 60000.
+// Writes shard k with sequences of these lengths. Token p is (7919 k + 31 p) mod 60000.
 static void write_shard(const char *prefix, int k, const cJSON *lengths) {
     Error err = {0};
     int32_t tokens[64];
@@ -42,7 +42,7 @@ typedef struct Blend {
     int count;
 } Blend;
 
-// The shards of a case on disk, and their --data-path.
+// Writes the shards of a case and sets their --data-path.
 static void write_blend(Blend *b, const cJSON *shards, const cJSON *weights) {
     b->count = 0;
     for (int k = 0; k < cJSON_GetArraySize(shards); k++) {
@@ -123,7 +123,7 @@ static void matches_megatron_core(void **state) {
     fclose(file);
 }
 
-// two shards of 9 tokens: exactly one sample of 8 per epoch
+// Expects an error for a list of two shards with 9 tokens, which have one sample of 8 per epoch.
 static void refuse(const char *const *words, int count, const SplitRequest *r, int code, const char *what) {
     DataSource source;
     BlendedDataset d;
@@ -152,8 +152,8 @@ static void invalid_blends(void **state) {
     cJSON_Delete(weights);
 }
 
-// A single pair for one split: a blend in the paper's fork (requests 0.5% more), but not in later
-// versions.
+// A single "weight prefix" pair for one split is a blend (which requests 0.5 % more samples) in the
+// paper's fork of Megatron-LM, but not in later versions.
 static void single_pair_per_split(void **state) {
     Blend b;
     Error err = {0};

@@ -1,6 +1,6 @@
-// Tests the sample order: numpy's generator and sums, splits, golden index arrays, and every sample
-// of random shards against a naive reference that flattens the whole token stream. Constants marked
-// "numpy" were computed with numpy.random.RandomState.
+// Tests the order of samples: numpy's generator and sums, splits, golden index arrays, and every
+// sample of random shards against a naive reference that concatenates the whole token stream.
+// Constants marked "numpy" were computed with numpy.random.RandomState.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -53,8 +53,8 @@ static void shuffles(void **state) {
     mt19937_shuffle_u32(&rng, x, 10);
     assert_memory_equal(x, ten, sizeof ten);
 
-    // Sum of x[i] * (i + 1) after shuffling 0..n-1 as i32, then with the same generator as u32
-    // (numpy).
+    // Expected sums of x[i] * (i + 1) after shuffling 0..n-1 as i32, and then as u32 with the same
+    // generator (numpy).
     static const struct {
         uint32_t seed;
         int64_t n, first, second;
@@ -91,7 +91,7 @@ static void shuffles(void **state) {
     }
 }
 
-// Shuffles 100 million elements. Takes seconds, so it only runs on request.
+// Shuffles 100 million elements, which takes seconds. Runs only on request.
 static void long_shuffle(void **state) {
     if (!getenv("LONG")) skip();
     const int64_t n = 100000000;
@@ -208,7 +208,8 @@ static uint32_t next(uint64_t *seed) {
     return (uint32_t)(*seed >> 33);
 }
 
-// A shard and its copy in memory: sequence i is ids[begin[i]] .. ids[begin[i+1]].
+// A shard and its copy in memory. Sequence i is ids[begin[i]] up to, but not including,
+// ids[begin[i+1]].
 typedef struct Corpus {
     char prefix[96];
     int64_t sequences, *begin;
@@ -242,7 +243,7 @@ static void free_corpus(Corpus *c) {
 static const int32_t TEN[10] = {5, 9, 3, 12, 7, 1, 20, 4, 6, 11};
 
 // --------------------------------------------------------------------------------------------
-// Golden index arrays (ten sequences, 78 tokens, S = 8, seed 1234), as Megatron-LM builds them
+// Index arrays that Megatron-LM builds for ten sequences with 78 tokens, S = 8, seed 1234
 
 static void assert_indices(const GptDataset *d, const int32_t *documents, const int entries[][2],
                            const uint32_t *shuffled) {
@@ -302,7 +303,7 @@ static void golden_indices(void **state) {
 }
 
 // --------------------------------------------------------------------------------------------
-// Naive reference: flatten the epochs into one stream, slice it, shuffle the slices
+// Naive reference: concatenates the epochs into one stream, slices it, shuffles the slices
 
 typedef struct Naive {
     int64_t samples, epochs;
@@ -406,7 +407,7 @@ static void matches_naive_reference(void **state) {
             if (tok < 2) continue;
             const int seq_length[3] = {1, 8, 33};
             for (int k = 0; k < 3; k++) {
-                // from a part of the first epoch to all of the fifth, in steps of a quarter epoch
+                // From a quarter of an epoch to five epochs, in steps of a quarter.
                 for (int64_t quarter = 1; quarter <= 20; quarter++) {
                     int64_t want = (tok * quarter / 4 - 1) / seq_length[k];
                     if (want > 0)
@@ -423,7 +424,7 @@ static void matches_naive_reference(void **state) {
 // --------------------------------------------------------------------------------------------
 // Blends
 
-// Compares the order of draws, shares and every sample of three shards, for each split.
+// For each split, compares the draws, shares and every sample of three shards.
 static void blends(void **state) {
     Folder *f = (Folder *)*state;
     const char *names[3] = {"a", "b", "c"};
@@ -481,8 +482,8 @@ static void blends(void **state) {
     for (int k = 0; k < 3; k++) free_corpus(&c[k]);
 }
 
-// One "weight prefix" pair is a blend (requests 0.5% more), a single prefix is not; a list without
-// weights is weighted by samples.
+// One "weight prefix" pair is a blend, which requests 0.5 % more samples. A single prefix is not a
+// blend. Shards of a list without weights are weighted by their samples.
 static void source_kinds(void **state) {
     Folder *f = (Folder *)*state;
     const int32_t other[2] = {30, 9};
@@ -513,8 +514,7 @@ static void source_kinds(void **state) {
     assert_null(source.weights);
     assert_true(
         blended_dataset_build(&d, &source, &(SplitRequest){SPLIT_TEST, NULL, 99, 8, 1234, 0}, NULL, &err));
-    assert_true(d.weights[0] == 9.0 / 13 && d.weights[1] == 4.0 / 13 && d.samples == 13);  // each shard
-                                                                                           // once
+    assert_true(d.weights[0] == 9.0 / 13 && d.weights[1] == 4.0 / 13 && d.samples == 13);
     blended_dataset_free(&d);
     data_source_close(&source);
     free_corpus(&c);
@@ -553,7 +553,7 @@ static void build_errors(void **state) {
     GptDataset d;
     Error err = {0};
     assert_true(shard_open(&s, c.prefix, &err));
-    // an empty split, which hangs Megatron-LM
+    // An empty split (Megatron-LM hangs).
     assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TEST, 4, 4, 10, 8, 1}, NULL, &err));
     assert_int_equal(err.code, EXIT_DATA);
     assert_non_null(strstr(err.what, "test split has none of the 4"));
@@ -584,8 +584,8 @@ static void build_errors(void **state) {
     free_corpus(&c);
 }
 
-// If a small request divides unevenly, the end of the blend can exceed the samples of a part, where
-// Megatron-LM fails. Here the blend ends there, but never before the requested number of samples.
+// A blend's last samples can exceed the samples of a shard if a small request divides unevenly.
+// Megatron-LM fails there. Here the blend ends, but never before the requested number of samples.
 static void blend_limits(void **state) {
     Folder *f = (Folder *)*state;
     const char *names[4] = {"p", "q", "r", "s"};

@@ -1,5 +1,5 @@
-// Tests extracting a string from a JSON line: agrees with Python's json.loads on values and errors,
-// and survives damaged lines (for sanitizers).
+// Tests extracting a string from a JSON line: values and errors agree with Python's json.loads, and
+// damaged lines cause no memory errors (checked by sanitizers).
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ typedef struct Found {
 
 static Found find(JsonText *json, const char *line, size_t bytes) {
     Found f = {0};
-    // Copies the line without a byte after it, so that sanitizers catch out-of-bounds reads.
+    // Copies the line to a block of exactly its size, so sanitizers detect reads past the end.
     char *copy = malloc(bytes ? bytes : 1);
     memcpy(copy, line, bytes);
     static char text[4096];
@@ -127,7 +127,7 @@ static void other_lines_are_classified(void **state) {
     json_text_free(&json);
 }
 
-// Builds {"a":[[...]],"text":"x"} with this many brackets.
+// Reads {"a":[[...]],"text":"x"} with `depth` nested brackets.
 static JsonlResult nested(JsonText *json, size_t depth) {
     char *line = malloc(2 * depth + 32);
     strcpy(line, "{\"a\":");

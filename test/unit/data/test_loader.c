@@ -1,5 +1,5 @@
-// Tests batches: sampler order over ranks and micro-batches, resuming, masks and positions, mock
-// data, checks and reports.
+// Tests the loader: order of samples over ranks and micro-batches, resuming, masks and positions,
+// mock data, checks and reports.
 #include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -125,7 +125,7 @@ static void eval_seed(void **state) {
     for (int split = 0; split < SPLITS; split++) {
         int32_t *ids = expected_ids(split == SPLIT_TRAIN ? &first : &evaluated, split, 4),
                 *others = expected_ids(&second, split, 4);
-        assert_memory_not_equal(ids, others, 4 * 9 * sizeof *ids);  // expected_ids depends only on the seed
+        assert_memory_not_equal(ids, others, 4 * 9 * sizeof *ids);
         for (int r = 0; r < 2; r++) {
             Batch b;
             Error err = {0};
@@ -138,8 +138,8 @@ static void eval_seed(void **state) {
     for (int r = 0; r < 2; r++) loader_close(runs[r]);
 }
 
-// For any micro-batch size and number of ranks, iteration i has samples [i * 8, i * 8 + 8) in the
-// same order.
+// For any micro-batch size and number of ranks, iteration i has samples [i * 8, i * 8 + 8) in
+// order.
 static void sampler_order(void **state) {
     Folder *f = (Folder *)*state;
     const char *words[4] = {"0.7", f->prefix, "0.3", f->other};
@@ -172,7 +172,8 @@ static void sampler_order(void **state) {
     }
 }
 
-// A loader opened at any point continues exactly like an uninterrupted one; splits are independent.
+// A loader that is opened at any position continues like an uninterrupted one. Splits are
+// independent.
 static void resume(void **state) {
     const char *prefix = ((Folder *)*state)->prefix;
     LoaderOptions o = one_shard(&prefix);
@@ -201,7 +202,7 @@ static const float EXAMPLE_MASK[8] = {1, 0, 1, 1, 0, 0, 1, 1};
 static const int32_t EXAMPLE_POSITIONS[8] = {0, 1, 0, 1, 2, 0, 0, 1};
 static const int32_t EXAMPLE_STARTS[8] = {0, 0, 2, 2, 2, 5, 6, 6};
 
-// Tests all combinations of the three flags on a hand-computed sample.
+// Tests all combinations of the three flags for document ends on a sample computed by hand.
 static void masks(void **state) {
     const char *prefix = ((Folder *)*state)->prefix;
     write_shard(prefix, SHARD_U16, EXAMPLE, EXAMPLE_LENGTHS, 1);
@@ -219,8 +220,8 @@ static void masks(void **state) {
         Batch b;
         Error err = {0};
         assert_true(loader_batch(l, SPLIT_TRAIN, 0, &b, &err));
-        // row 1 is stream tokens 8..16: the last token of the first epoch, then the start of the
-        // second
+        // Row 1 has tokens 8 to 16 of the stream: the last token of the first epoch and the start
+        // of the second.
         const int row = b.tokens[0] == 5 ? 0 : 1;
         assert_memory_equal(b.tokens + 8 * row, EXAMPLE, 8 * sizeof(int32_t));
         assert_memory_equal(b.targets + 8 * row, EXAMPLE + 1, 8 * sizeof(int32_t));
@@ -374,7 +375,7 @@ static void open_errors(void **state) {
     expect_error(&o, EXIT_DATA, "exceed the limits of the index");
 }
 
-// Each split has its own path and is used in full; a split without a path has no data.
+// With a path per split, each shard is used in full. A split without a path has no data.
 static void paths_per_split(void **state) {
     Folder *f = (Folder *)*state;
     const char *train = f->prefix, *valid = f->other;
@@ -423,7 +424,7 @@ static void lists_are_read_once(void **state) {
     }
 }
 
-// --full-validation: the whole split exactly once, regardless of the requested number.
+// --full-validation reads the whole split exactly once, for any requested number of samples.
 static void one_epoch(void **state) {
     Folder *f = (Folder *)*state;
     const char *prefix = f->prefix;
@@ -497,7 +498,7 @@ static void reports(void **state) {
     loader_close(l);
 }
 
-// Makes a shard of n sequences {5, 6, ends[i % 2]}, and options whose EOD is 9.
+// Writes a shard of n sequences {5, 6, ends[i % 2]}. Returns options whose EOD is 9.
 static LoaderOptions shard_with_ends(const char *const *prefix, const int32_t ends[2], int n) {
     int32_t tokens[3 * 40], lengths[40];
     for (int i = 0; i < n; i++) {
@@ -524,7 +525,8 @@ static char *text_of_check(const LoaderOptions *o, bool *good, Error *err) {
     return text;
 }
 
-// The ids of another vocabulary may all be in range; the last tokens of documents reveal it.
+// All ids of another vocabulary may be in range. The last tokens of documents reveal that it is
+// another one.
 static void eod_of_another_vocabulary(void **state) {
     static const struct {
         int32_t ends[2];
@@ -532,14 +534,14 @@ static void eod_of_another_vocabulary(void **state) {
         bool known;  // options->known_ids; false for NullTokenizer
         bool refused, warns;
     } cases[] = {
-        {{7, 7}, 8, true, true, false},  // 7 ends all documents, occurs nowhere else and is the largest id
+        {{7, 7}, 8, true, true, false},  // 7 ends all documents, is nowhere else, and is the largest
         {{7, 7}, 40, true, true, false},
-        {{7, 7}, 40, false, false, true},  // only a warning if the ids are unknown
-        {{7, 7}, 7, true, false, true},    // too few to be certain
+        {{7, 7}, 40, false, false, true},  // only a warning if the vocabulary is unknown
+        {{7, 7}, 7, true, false, true},    // too few documents to be certain
         {{9, 9}, 40, true, false, false},  // this vocabulary's EOD
         {{7, 9}, 40, true, false, false},
-        {{7, 8}, 40, true, false, false},  // texts cut at arbitrary positions
-        {{3, 3}, 40, true, false, true},   // possibly a newline: a small id, unlike EOD
+        {{7, 8}, 40, true, false, false},  // documents cut at arbitrary positions
+        {{3, 3}, 40, true, false, true},   // possibly a newline, because the id is small
         {{6, 6}, 40, true, false, true},   // also occurs inside documents
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -574,7 +576,7 @@ static void eod_of_another_vocabulary(void **state) {
     }
 }
 
-// --check-data reads shards, not samples, so an empty split does not matter.
+// --check-data reads shards, not samples, so an empty split is no error.
 static void checking_needs_no_samples(void **state) {
     const char *prefix = ((Folder *)*state)->prefix, *missing = "/no/such/shard";
     LoaderOptions o = {.data_path = {&prefix, 1}, .split = "9999,1,0", .vocab_size = 500, .eod = 499};

@@ -1,6 +1,6 @@
-// Tests Unicode normalization: the rules of form C, and the results for every code point and for
-// random sequences against hashes of the results of Hugging Face's `tokenizers` (from
-// dev/ref/make_nfc_golden.py). They must not depend on the version of utf8proc.
+// Tests Unicode normalization: the rules of form C, and hashes of the results for every code point
+// and for random sequences, which dev/ref/make_nfc_golden.py computed with Hugging Face's
+// `tokenizers`. The results must not depend on the version of utf8proc.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -30,11 +30,11 @@ static void form_c(void **state) {
     check_nfc(nfc, "", "");
     check_nfc(nfc, "plain \u00e9", "plain \u00e9");
     check_nfc(nfc, "cafe\u0301s", "caf\u00e9s");
-    check_nfc(nfc, "q\u0307\u0323", "q\u0323\u0307");  // marks sorted by class
+    check_nfc(nfc, "q\u0307\u0323", "q\u0323\u0307");  // sorts marks by class
     check_nfc(nfc, "a\u0327\u0301", "\u00e1\u0327");   // composes across a mark of another class
-    check_nfc(nfc, "a\u0301\u0301", "\u00e1\u0301");   // not across a mark of the same class
+    check_nfc(nfc, "a\u0301\u0301", "\u00e1\u0301");   // does not compose across the same class
     check_nfc(nfc, "\u1e9b\u0323", "\u1e9b\u0323");
-    check_nfc(nfc, "\u0344", "\u0308\u0301");                    // never composed
+    check_nfc(nfc, "\u0344", "\u0308\u0301");                    // decomposes, but is never composed
     check_nfc(nfc, "\u212b\u2126\uf900", "\u00c5\u03a9\u8c48");  // singleton decompositions
     check_nfc(nfc, "\u0958", "\u0915\u093c");
     check_nfc(nfc, "\u1112\u1161\u11ab\u1100\u1173\u11af", "\ud55c\uae00");
@@ -43,7 +43,8 @@ static void form_c(void **state) {
     nfc_free(nfc);
 }
 
-// utf8proc sorts and composes these; Unicode 9 did not assign them.
+// utf8proc sorts and composes these characters, but Unicode 9 did not assign them, so they must not
+// change.
 static void newer_characters_stay(void **state) {
     Nfc *nfc = nfc_create();
     check_nfc(nfc, "a\u0301\u1df6\u0323", "\u00e1\u1df6\u0323");                             // Unicode 10
@@ -134,7 +135,7 @@ static void random_sequences(void **state) {
     nfc_free(nfc);
 }
 
-// A megabyte of marks in descending order of class: sorting them must not take quadratic time.
+// Sorting a megabyte of marks in descending order of class must not take quadratic time.
 static void long_run_of_marks(void **state) {
     enum { MARKS = 1 << 18, BYTES = 4 * MARKS };
     char *text = malloc(BYTES), *out = malloc(NFC_MOST_GROWTH * BYTES), *expected = malloc(BYTES);

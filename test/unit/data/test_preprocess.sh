@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# End-to-end tests of preprocess_data and merge_datasets: exact output bytes, error messages and
-# exit codes. BUILD is the directory of the programs. Prints "ok <name>" or "not ok <name>" lines.
+# Tests the programs preprocess_data and merge_datasets: exact output bytes, error messages and exit
+# codes. BUILD is the directory of the programs. Prints "ok <name>" or "not ok <name>" lines.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 build=${BUILD:-build}
@@ -9,7 +9,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 
-report() { # name, exit status of the check
+report() { # NAME EXIT-STATUS
     if [ "$2" -eq 0 ]; then echo "ok $1"; else echo "not ok $1"; failed=$((failed + 1)); fi
 }
 pre() { "$build/preprocess_data" "$@" 2>"$work/err"; }
@@ -19,7 +19,7 @@ same_shard() { cmp -s "$1.bin" "$2.bin" && cmp -s "$1.idx" "$2.idx"; }
 clean() { ! compgen -G "$work/*.tmp" >/dev/null; } # no temporary files are left
 
 # refused NAME EXIT-CODE TEXT COMMAND...: expects the exit code, one line on stderr that contains
-# the text, no output and no leftover files.
+# the text, no output and no temporary files.
 refused() {
     local name=$1 code=$2 text=$3
     shift 3
@@ -33,9 +33,9 @@ refused() {
     report "$name" "$good"
 }
 
-# --- the format, byte for byte: documents [5,6,50256], [], [7,50256] as Megatron writes them ---
-# A vocabulary of GPT-2's size without merges: 256 bytes in GPT-2's order, fillers, end-of-document
-# token.
+# --- the format: documents [5,6,50256], [], [7,50256] have the same bytes as from Megatron-LM ---
+# A vocabulary of GPT-2's size without merges: 256 bytes in GPT-2's order, unused tokens and the
+# end-of-document token.
 awk 'BEGIN { printf "{"
     n = 0
     for (c = 33; c < 324; c++)
@@ -56,8 +56,8 @@ idx+=010000000000000001000000000000000200000000000000
 report "golden .idx" $?
 
 # --- the same bytes for any number of workers; several inputs; list of inputs; standard input ---
-# Several megabytes, so that all workers get blocks: lines of many lengths, some empty, some
-# non-ASCII, one longer than a block.
+# The input has several megabytes, so all workers get blocks. Lines have many lengths; some are
+# empty, some are not ASCII, and one is longer than a block.
 awk 'BEGIN { srand(7); split("the of and loss gradient  training\\n\\t can\\u0027t 12 node, (weights) \\u00e9t\\u00e9 \\ud83d\\ude00 \\ud83d 中文", w, " ")
     for (i = 0; i < 6000; i++) { s = ""; k = i % 50 == 0 ? 0 : 1 + int(rand() * 200); for (j = 0; j < k; j++) s = s w[1 + int(rand() * 13)] " "
         printf "{\"id\": %d, \"text\": \"%s\", \"meta\": {\"text\": \"no\"}}\n", i, s }
@@ -79,7 +79,7 @@ same_shard "$work/w1_text_document" "$work/w2_text_document" &&
     same_shard "$work/w1_text_document" "$work/w5_text_document"
 report "same output for 1, 2 and 5 workers" $?
 head -n 2500 "$work/big.jsonl" >"$work/a.jsonl"
-tail -n +2501 "$work/big.jsonl" | head -c -1 >"$work/b.jsonl" # without its final newline
+tail -n +2501 "$work/big.jsonl" | head -c -1 >"$work/b.jsonl" # without the final newline
 small --input "$work/a.jsonl" "$work/b.jsonl" --append-eod --workers 2 --output-prefix "$work/two" &&
     same_shard "$work/w1_text_document" "$work/two_text_document"
 report "several inputs" $?
@@ -247,7 +247,7 @@ refused "a model that is not a tokenizer.json" 5 "$golden/cases.json" bad --inpu
 refused "an unknown end-of-document token" 5 '"</s>", the end-of-document token according to --tokenizer-eod' bad --input "$work/a.jsonl" \
     --tokenizer-type HuggingFaceTokenizer --tokenizer-model test/golden/tokenizer_json/llama3 \
     --tokenizer-eod '</s>'
-helps() { # PROGRAM TEXT: --help and -h print the same lines, of at most 100 columns
+helps() { # PROGRAM TEXT: --help and -h print the same text, with at most 100 columns
     "$build/$1" --help >"$work/help" && "$build/$1" -h --unknown | cmp -s - "$work/help" &&
         grep -q -- "$2" "$work/help" &&
         ! grep -qE '.{101}' "$work/help"
@@ -257,8 +257,8 @@ report "help" $?
 "$build/preprocess_data" --version | grep -qE 'PCRE2 [0-9.]+, Unicode [0-9.]+'
 report "version names the Unicode tables" $?
 
-# --- bad input: exit code 5, names file and line; the earliest error wins for any number of workers
-line() { # replaces line 4003 of big.jsonl, which is not in the first block
+# --- bad input: exit code 5; the first error has file and line for any number of workers ---
+line() { # TEXT: replaces line 4003 of big.jsonl, which is not in the first block
     { head -n 4002 "$work/big.jsonl"; printf '%s\n' "$1"; tail -n +4003 "$work/big.jsonl"; printf '%s\n' \
         '{bad'; } >"$work/bad.jsonl"
     byte --input "$work/golden.jsonl" "$work/bad.jsonl" --workers 3
@@ -287,7 +287,7 @@ refused "an input without documents" 5 "no document" byte --input "$work/2.txt"
 from_nothing() { : | byte --input -; }
 refused "standard input without documents" 5 "no document" from_nothing
 
-# --- output that cannot be created: exit code 3, before any input is read
+# --- output that cannot be created: exit code 3 before any input is read
 refused "a directory that cannot be created" 3 "/proc/nowhere" pre --input "$work/a.jsonl" \
     --tokenizer-type Byte \
     --output-prefix /proc/nowhere/x
@@ -300,12 +300,12 @@ refused "a directory with the name of the output" 3 "$work/folder_text_document.
     --input "$work/bad.jsonl" \
     --tokenizer-type Byte --output-prefix "$work/folder"
 
-# --- a full disk (emulated by a file size limit) and an interruption leave no files
+# --- a full disk (imitated by a file size limit) and an interruption leave no files
 limited() { (ulimit -f 512 && byte --input "$work/big.jsonl" --workers 2); }
 refused "full disk" 3 "free disk space" limited
 merge_limited() { (ulimit -f 512 && merge --input "$work/folder" --output-prefix "$work/bad_text_document"); }
 refused "full disk while merging" 3 "free disk space" merge_limited
-# In a shared folder, other users may place links to files of the one who runs the program.
+# In a shared folder, other users may place links to files of the user who runs the program.
 echo precious >"$work/precious"
 for suffix in .bin.tmp .idx.tmp .bin .idx; do ln -s precious "$work/linked_text_document$suffix"; done
 "$build/preprocess_data" --input "$work/golden.jsonl" --tokenizer-type Byte --output-prefix "$work/linked" \
@@ -316,7 +316,7 @@ ln -s precious "$work/bad_text_document.lock"
 refused "a link in place of the lock" 5 "is a link" byte --input "$work/golden.jsonl"
 rm "$work/bad_text_document.lock"
 mkfifo "$work/fifo"
-exec 3<>"$work/fifo" # a pipe that stays open and falls silent
+exec 3<>"$work/fifo" # a pipe that stays open without more data
 "$build/preprocess_data" --tokenizer-type Byte --input "$work/fifo" --output-prefix "$work/bad" \
     2>"$work/err_first" &
 tool=$!

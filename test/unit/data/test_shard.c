@@ -1,5 +1,5 @@
-// Tests shards: reads and writes Megatron's golden bytes, random round trips in every dtype,
-// appending, and all kinds of damage.
+// Tests token shards: reading and writing Megatron-LM's bytes, random round trips in every dtype,
+// appending, and damaged files.
 #include <errno.h>
 #include <inttypes.h>
 #include <setjmp.h>
@@ -74,10 +74,9 @@ static bool exists(const char *prefix, const char *suffix) {
     return access(path, F_OK) == 0;
 }
 
-// A disk on which write() returns 0 without an error, as the standard allows; retrying would never
-// end.
+// Makes write() return 0 without an error, as the standard allows. Retrying would never end.
 static bool takes_nothing;
-static const char *full;  // no space is left for files whose path contains this; NULL: none
+static const char *full;  // writes to paths that contain this text fail; NULL: none
 ssize_t write(int fd, const void *data, size_t bytes) {
     char link[64], path[512] = "";
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
@@ -122,7 +121,7 @@ static void golden_write(void **state) {
     assert_false(exists(f->prefix, ".bin.tmp") || exists(f->prefix, ".idx.tmp"));
 }
 
-// In a shared folder, another user may have placed links to files of this user.
+// Another user of a shared folder may have placed links to files of this user.
 static void replaces_links(void **state) {
     Folder *f = (Folder *)*state;
     const char *suffix[2] = {".bin.tmp", ".idx.tmp"};
@@ -148,7 +147,7 @@ static void replaces_links(void **state) {
 
 static void golden_read(void **state) {
     Folder *f = (Folder *)*state;
-    // once more with a trailing mode array, as in multimodal shards
+    // The second time with a trailing array of modes, as in multimodal shards.
     for (size_t modes = 0; modes <= 2; modes += 2) {
         uint8_t idx[sizeof GOLDEN_IDX + 2] = {0};
         memcpy(idx, GOLDEN_IDX, sizeof GOLDEN_IDX);
@@ -188,7 +187,7 @@ static void dtypes(void **state) {
 
 static uint32_t next(uint32_t *seed) { return (*seed = *seed * 1664525u + 1013904223u) >> 8; }
 
-// Random sequences and documents, some of them empty, that fill the write buffer several times.
+// Random sequences and documents fill the write buffer several times. Some are empty.
 static void round_trip(void **state) {
     Folder *f = (Folder *)*state;
     const int dtype[6] = {SHARD_U8, SHARD_I8, SHARD_I16, SHARD_U16, SHARD_I32, SHARD_I64};
@@ -322,7 +321,7 @@ static void corrupt(void **state) {
     damage(f, 18, INT64_MAX / 12 + 2, 8, "do not fit");
     damage(f, 26, 5, 8, "do not fit");
     damage(f, 26, INT64_MIN, 8, "do not fit");
-    damage(f, 26, (1ll << 61) + 4, 8, "do not fit");  // 8 * M wraps to the right size
+    damage(f, 26, (1ll << 61) + 4, 8, "do not fit");  // 8 * M overflows to the right size
     damage(f, 34, -3, 4, "negative length");
     damage(f, 34, 4, 4, "points to byte 6");
     damage(f, 34, INT32_MAX, 4, "truncated: sequence 0");
@@ -348,8 +347,8 @@ static void corrupt(void **state) {
     expect_damage(f, none, sizeof none, 0, "no document boundaries");
 }
 
-// Random damage of the index is either refused or harmless. AddressSanitizer detects reads outside
-// the files.
+// A randomly damaged index is refused, or its sequences can be read. AddressSanitizer detects reads
+// outside the files.
 static void fuzz(void **state) {
     Folder *f = (Folder *)*state;
     uint32_t seed = 11;
@@ -409,8 +408,8 @@ static void empty_shard(void **state) {
     shard_close(&s);
 }
 
-// Reads a file that is truncated while mapped, in a child process. Returns its exit code (-1: ended
-// by a signal) and its first write.
+// Reads a file that is truncated while mapped, in a child process. Returns the exit code (-1 if a
+// signal ended it) and the first message that it wrote.
 static int read_and_end(const Shard *s, const Site *site, char *said, size_t bytes) {
     int ends[2], status;
     int32_t token;
@@ -418,7 +417,7 @@ static int read_and_end(const Shard *s, const Site *site, char *said, size_t byt
     pid_t child = fork();
     if (child == 0) {
         dup2(ends[1], 2);
-        close(ends[0]);  // later writes fail once nobody reads
+        close(ends[0]);  // later writes must fail when the parent has exited
         mapped_set_site(site);
         shard_read(s, s->tokens - 1, 1, &token);
         _exit(0);
@@ -443,7 +442,7 @@ static void truncated_while_mapped(void **state) {
     assert_true(shard_writer_add_sequence(w, tokens, TOKENS, &err));
     assert_true(shard_writer_close(w, &err));
     assert_true(shard_open(&s, f->prefix, &err));
-    assert_true(shard_open(&other, f->prefix, &err));  // closing it must not remove the first one's guard
+    assert_true(shard_open(&other, f->prefix, &err));  // closing it must not unguard the first mapping
     shard_close(&other);
     assert_int_equal(read_and_end(&s, &site, said, sizeof said), 0);
     snprintf(path, sizeof path, "%s.bin", f->prefix);

@@ -1,5 +1,5 @@
-// Tests the files of --eval-tasks: tokenization of contexts and continuations, and one-line errors
-// for invalid files.
+// Tests reading files of --eval-tasks: tokenization of contexts and continuations, and one-line
+// errors for invalid files.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@
 
 enum { SEQ = 8, EOD = 256 };
 
-// Lines of task "a" with these members, with context "c" or with a given context.
+// A line of task "a" with these members: A has context "c", OWN has no other members.
 #define A(members) "{\"task\":\"a\",\"context\":\"c\"," members "}"
 #define OWN(members) "{\"task\":\"a\"," members "}"
 
@@ -101,7 +101,7 @@ static void forms(void **state) {
     task_set_free(&set);
 }
 
-// As Python's str.rstrip(): strips U+2003 and U+001F, but not U+200B, which is not white space.
+// White space is the same as for Python's str.rstrip(): U+2003 and U+001F, but not U+200B.
 static void trailing_white_space_moves_to_continuation(void **state) {
     TaskSet set = reads(*state,
                         "{\"task\":\"a\",\"context\":\"c \\n\",\"continuation\":\"d\"}\n"
@@ -127,7 +127,7 @@ static void length_is_in_characters(void **state) {
     task_set_free(&set);
 }
 
-// SEQ input tokens, plus one that is only predicted
+// At most SEQ input tokens, and one more that is only predicted.
 static void long_contexts_are_truncated_left(void **state) {
     TaskSet set = reads(*state,
                         "{\"task\":\"a\",\"context\":\"01234567\",\"continuation\":\"x\"}\n"
@@ -158,12 +158,12 @@ static void several_files(void **state) {
     assert_int_equal(set.tasks, 2);
     assert_int_equal(set.task[0].samples, 2);
     assert_int_equal(set.sample[2].task, 0);
-    assert_false(read_bytes(f, "", 0, &set, &err));  // a second file without samples
+    assert_false(read_bytes(f, "", 0, &set, &err));  // the second file has no samples
     assert_int_equal(err.code, EXIT_DATA);
     task_set_free(&set);
 }
 
-// NullTokenizer: every word is an id, and other words are refused.
+// With NullTokenizer every word is an id. Other words are refused.
 static void ids(void **state) {
     const Fixture *f = *state;
     TaskEncoding encoding = {f->ids, SEQ};
@@ -181,8 +181,8 @@ static void ids(void **state) {
     task_set_free(&set);
 }
 
-// The harness predicts from the context's own tokens, but counts the continuation's tokens in the
-// joined text.
+// The harness tokenizes the context separately, but counts the continuation's tokens in the joined
+// text.
 static void context_is_tokenized_alone(void **state) {
     const Fixture *f = *state;
     TokenizerChoice choice = {.type = TOKENIZER_HUGGING_FACE, .model = "test/golden/tokenizer_json/gpt2"};
@@ -203,8 +203,8 @@ static void context_is_tokenized_alone(void **state) {
     tokenizer_close(gpt2);
 }
 
-// Llama 3's tokenizer puts <|begin_of_text|> before every text, once. It also represents an empty
-// context, and is dropped first if a request is too long.
+// Llama 3's tokenizer puts one <|begin_of_text|> before every text. This token is also the context
+// if the context is empty, and the first one to be dropped if a request is too long.
 static void prefix(void **state) {
     const Fixture *f = *state;
     Error err;
@@ -239,7 +239,7 @@ static void refused(const Fixture *f, const char *text, size_t bytes, const char
     Error err = {0};
     assert_false(read_bytes(f, text, bytes, &set, &err));
     assert_int_equal(err.code, EXIT_DATA);
-    if (!strstr(err.what, what)) fail_msg("\"%s\" does not hold \"%s\"", err.what, what);
+    if (!strstr(err.what, what)) fail_msg("\"%s\" does not contain \"%s\"", err.what, what);
     if (strchr(err.what, '\n')) fail_msg("more than a line: %s", err.what);
     task_set_free(&set);
 }

@@ -1,6 +1,6 @@
-// Tests the tokenizers: golden ids of Hugging Face's `tokenizers` (from
-// dev/ref/make_tokenizer_golden.py), pre-tokenization against PCRE2 and the specification's
-// examples, merging against its definition, decoding, invalid UTF-8, long words, malformed
+// Tests the tokenizers: golden ids of Hugging Face's `tokenizers`
+// (dev/ref/make_tokenizer_golden.py), pre-tokenization against PCRE2 and examples of the
+// specification, merging against its definition, decoding, invalid UTF-8, long words, malformed
 // vocabularies.
 #include <setjmp.h>
 #include <stdarg.h>
@@ -59,7 +59,7 @@ static int teardown(void **state) {
     return 0;
 }
 
-// A deterministic generator, so that failures are reproducible.
+// A deterministic generator, for reproducible failures.
 static uint32_t next_random(uint64_t *state) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(*state >> 33);
@@ -92,7 +92,7 @@ static cJSON *read_json(const char *path) {
     return root;
 }
 
-// Returns the text of a case (malloc'ed).
+// Returns the text of a case. The caller frees it.
 static char *case_text(const cJSON *item, size_t *bytes) {
     const cJSON *hex = cJSON_GetObjectItem(item, "hex");
     const char *plain = hex ? hex->valuestring : cJSON_GetObjectItem(item, "text")->valuestring;
@@ -127,7 +127,7 @@ static void golden_ids_small_vocabulary(void **state) {
     Fixture *f = *state;
     cJSON *root = read_json(GOLDEN "cases.json");
     int number = 0;
-    // twice: the second time most pieces come from the cache
+    // The second time most pieces are in the cache.
     for (int pass = 0; pass < 2; pass++) {
         for (const cJSON *item = cJSON_GetObjectItem(root, "cases")->child; item; item = item->next) {
             check_case(f->encoder, item, cJSON_GetObjectItem(item, "ids"), number++);
@@ -139,7 +139,7 @@ static void golden_ids_small_vocabulary(void **state) {
 
 static void golden_ids_gpt2(void **state) {
     if (access(GPT2 "vocab.json", R_OK) || access(GPT2 "merges.txt", R_OK)) {
-        print_message("GPT-2's vocabulary is not at hand\n");
+        print_message("GPT-2's vocabulary is not available\n");
         skip();
     }
     Error err = {0};
@@ -163,7 +163,7 @@ static void golden_ids_gpt2(void **state) {
 
 // ---- pre-tokenization ----
 
-// pieces: separated by '|'.
+// pieces: the expected pieces, separated by '|'.
 static void check_pieces(const PieceSplitter *splitter, const char *text, const char *pieces) {
     size_t bytes = strlen(text), start = 0;
     for (const char *piece = pieces; start < bytes;) {
@@ -188,8 +188,8 @@ static void pre_tokens_of_specification(void **state) {
     check_pieces(splitter, "a\u0301 b", "a|\u0301| b");
 }
 
-// Of two white-space characters before a letter, the second one starts a new piece. Other
-// characters form a pair or join the letter.
+// If a character is white space, two of them before a letter are in different pieces. Otherwise the
+// two are in one piece, or in the letter's.
 static void white_space_matches_unicode(void **state) {
     const PieceSplitter *splitter = ((Fixture *)*state)->splitter;
     for (uint32_t c = 0; c < 0x110000; c++) {
@@ -218,7 +218,7 @@ static void check_against_pcre2(const PieceSplitter *splitter, const char *text,
 
 static void fast_path_matches_pcre2(void **state) {
     const PieceSplitter *splitter = ((Fixture *)*state)->splitter;
-    // all texts of five symbols, one symbol per class of the pattern
+    // All texts of five symbols, with at least one symbol for each class of the pattern.
     static const char *const symbols[] = {" ", "\n", "'", "s",      "l",      "e",     "r",
                                           "A", "7",  "-", "\u00a0", "\u00e9", "\u180e"};
     enum { SYMBOLS = sizeof symbols / sizeof *symbols, LENGTH = 5 };
@@ -233,7 +233,7 @@ static void fast_path_matches_pcre2(void **state) {
         }
         check_against_pcre2(splitter, text, bytes);
     }
-    // long random texts of ASCII bytes with occasional other characters
+    // Long random texts of ASCII bytes with some other characters.
     uint64_t seed = 7;
     for (int n = 0; n < 2000; n++) {
         char text[600];
@@ -248,8 +248,7 @@ static void fast_path_matches_pcre2(void **state) {
 
 // ---- merging ----
 
-// Reference: merges the lowest-ranked pair at all its occurrences from left to right, until none
-// remains.
+// Reference: repeatedly merges all occurrences of the lowest-ranked pair from left to right.
 static size_t merge_by_definition(const BpeMerge *merges, int count, const int32_t byte_id[256],
                                   const char *piece, size_t bytes, int32_t *ids) {
     for (size_t i = 0; i < bytes; i++) ids[i] = byte_id[(uint8_t)piece[i]];
@@ -267,7 +266,7 @@ static size_t merge_by_definition(const BpeMerge *merges, int count, const int32
 }
 
 static void merging_matches_definition(void **state) {
-    // ids 0..2 are the bytes a, b, c; each merge combines two earlier ids, as in training
+    // Ids 0 to 2 are the bytes a, b, c. As in training, each merge combines two earlier ids.
     enum { MERGES = 60 };
     BpeMerge merges[MERGES];
     Bpe bpe;
@@ -291,7 +290,7 @@ static void merging_matches_definition(void **state) {
         for (int n = 0; n < 60; n++) {
             char piece[400];
             int32_t ids[400], expected[400];
-            // on both sides of the limit between the two algorithms
+            // Lengths below and above the limit between the two algorithms.
             size_t bytes = 1 + next_random(&seed) % (n % 2 ? 60 : 399);
             for (size_t i = 0; i < bytes; i++) piece[i] = (char)(n % 5 ? next_random(&seed) % 3 : 0);
             size_t count = bpe_encode(&bpe, &scratch, piece, bytes, ids);
@@ -325,7 +324,8 @@ static void long_words_are_fast(void **state) {
     uint64_t seed = 5;
     for (int kind = 0; kind < 5; kind++) {
         for (size_t i = 0; i < LENGTH; i++) {
-            // the last two: one long non-ASCII word, and single-character words in non-ASCII text
+            // The last two kinds: one long non-ASCII word, and one-character words in non-ASCII
+            // text.
             text[i] = kind == 0   ? 'a'
                       : kind == 1 ? ' '
                       : kind == 2
@@ -336,8 +336,8 @@ static void long_words_are_fast(void **state) {
         int64_t replaced = 0;
         double start = seconds();
         encoder_encode(f->encoder, text, LENGTH - LENGTH % 3, &out, &replaced);
-        // quadratic merging or splitting would take minutes to hours; this takes about 0.1 s,
-        // several times that under sanitizers
+        // Quadratic merging or splitting would take minutes to hours. This takes about 0.1 s, and
+        // several times that with sanitizers.
         assert_true(seconds() - start < 5);
         assert_int_equal(replaced, 0);
         assert_in_range(out.count, 1000, LENGTH);
@@ -457,7 +457,7 @@ static void check_repair(const char *text, size_t bytes, const char *expected, i
 
 #define R "\ufffd"
 static void invalid_utf8_is_replaced_per_maximal_subpart(void **state) {
-    // examples of the Unicode standard, chapter 3, tables 3-8 to 3-11
+    // Examples of the Unicode standard, chapter 3, tables 3-8 to 3-11.
     check_repair("\xC0\xAF\xE0\x80\xBF\xF0\x81\x82\x41", 9, R R R R R R R R "A", 8);
     check_repair("\xED\xA0\x80\xED\xBF\xBF\xED\xAF\x41", 9, R R R R R R R R "A", 8);
     check_repair("\xF4\x91\x92\x93\xFF\x41\x80\xBF\x42", 9, R R R R R "A" R R "B", 7);
@@ -499,7 +499,7 @@ static void write_text(const char *path, const char *text, size_t bytes) {
     fclose(file);
 }
 
-// Opens copies of the small vocabulary's files with `from` replaced by `to` in one of them.
+// Opens copies of the small vocabulary's files after replacing `from` by `to` in one of them.
 static Tokenizer *open_changed(bool in_merges, const char *from, const char *to, Error *err) {
     char vocab_path[] = P_tmpdir "/test_vocab_XXXXXX", merge_path[] = P_tmpdir "/test_merge_XXXXXX";
     close(mkstemp(vocab_path));
@@ -565,8 +565,8 @@ static int64_t count_tokens(const Tokenizer *tokenizer, const char *text) {
 }
 
 static void last_merge_needs_no_newline(void **state) {
-    // the last merge of the small vocabulary joins the Korean word into one token: also without the
-    // final newline, but not without the line
+    // The last merge of the small vocabulary makes a Korean word one token. It must be read without
+    // a final newline too. Without the line the word has several tokens.
     const char *last = "\u0120\u00ed\u0137\u013e\u00ea\u00b5\u0143 \u00ec\u0138\u00b4",
                *text = " \ud55c\uad6d\uc5b4";
     char line[64];

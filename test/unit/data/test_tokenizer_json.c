@@ -1,5 +1,5 @@
-// Tests tokenizer.json: ids of Hugging Face's `tokenizers` for small tokenizers of several styles
-// (from dev/ref/make_tokenizer_json_golden.py), the fast paths of pre-tokenization against PCRE2,
+// Tests tokenizer.json: golden ids of Hugging Face's `tokenizers` for small tokenizers of several
+// styles (dev/ref/make_tokenizer_json_golden.py), the fast paths of pre-tokenization against PCRE2,
 // patterns, the end-of-document token, and refused files.
 #include <setjmp.h>
 #include <stdarg.h>
@@ -61,7 +61,7 @@ static void check_ids(const TokenBuffer *out, const cJSON *ids, const char *styl
             fail_msg("%s, token %lld of '%s'", style, (long long)i, text);
     }
     if (i != out->count)
-        fail_msg("%s has %lld ids too many for '%s'", style, (long long)(out->count - i), text);
+        fail_msg("%s produces %lld ids too many for '%s'", style, (long long)(out->count - i), text);
 }
 
 static void check_style(const char *style, int prefix_count, const char *eod) {
@@ -77,7 +77,7 @@ static void check_style(const char *style, int prefix_count, const char *eod) {
     Encoder *encoder = encoder_create(tokenizer);
     TokenBuffer out = {0};
     int64_t replaced = 0;
-    // twice: the second time most pieces come from the cache
+    // The second time most pieces are in the cache.
     for (int pass = 0; pass < 2; pass++) {
         const cJSON *text = texts->child, *ids = cJSON_GetObjectItem(golden, "ids")->child;
         for (; text && ids; text = text->next, ids = ids->next) {
@@ -136,7 +136,7 @@ static void check_against_pcre2(const PieceSplitter *splitter, const char *text,
 
 static void fast_paths_match_pcre2(void **state) {
     static const char *const regexes[] = {LLAMA3_PATTERN, QWEN2_PATTERN};
-    // all texts of five symbols, at least one symbol per class of the patterns
+    // All texts of five symbols, with at least one symbol for each class of the patterns.
     static const char *const symbols[] = {" ", "\n", "\r", "\t",     "'",      "S",      "l",     "x",
                                           "7", "-",  "e",  "\u00a0", "\u00e9", "\u0663", "\u017f"};
     enum { SYMBOLS = sizeof symbols / sizeof *symbols, LENGTH = 5 };
@@ -170,7 +170,7 @@ static void fast_paths_match_pcre2(void **state) {
     }
 }
 
-// pieces: separated by '|'.
+// pieces: the expected pieces, separated by '|'.
 static void check_pieces(const char *regex, const char *text, const char *pieces) {
     PiecePattern *pattern;
     PieceSplitter *splitter = splitter_of(regex, &pattern);
@@ -190,7 +190,7 @@ static void check_pieces(const char *regex, const char *text, const char *pieces
 static void pieces_of_patterns(void **state) {
     check_pieces(LLAMA3_PATTERN, "It'S 12345 x\r\n\r\n  y!\n", "It|'S| |123|45| x|\r\n\r\n| | y|!\n");
     check_pieces(QWEN2_PATTERN, "a 123\u0663", "a| |1|2|3|\u0663");
-    // text not covered by a match is a piece too
+    // Text between matches is a piece too.
     check_pieces("\\p{N}", "ab12c", "ab|1|2|c");
     check_pieces("\\p{N}+", "ab12c", "ab|12|c");
     check_pieces("[\\x61-\\x63]+|\\s", "abz\u180e\u00a0c", "ab|z\u180e|\u00a0|c");
@@ -212,15 +212,15 @@ static void long_texts_are_fast(void **state) {
         for (size_t u = 0; u < sizeof units / sizeof *units; u++) {
             size_t bytes = 0, unit = strlen(units[u]);
             for (; bytes + unit <= LENGTH; bytes += unit) memcpy(text + bytes, units[u], unit);
-            memcpy(text + bytes, " x", 2);  // the run before it must give back its last space
+            memcpy(text + bytes, " x", 2);  // the match before it must end one space earlier
             TokenBuffer out = {0};
             int64_t replaced = 0;
             struct timespec a, b;
             clock_gettime(CLOCK_MONOTONIC, &a);
             encoder_encode(encoder, text, bytes + 2, &out, &replaced);
             clock_gettime(CLOCK_MONOTONIC, &b);
-            // a quadratic algorithm would take minutes; this takes 0.05 s, several times that under
-            // sanitizers
+            // A quadratic algorithm would take minutes. This takes 0.05 s, and several times that
+            // with sanitizers.
             if (b.tv_sec - a.tv_sec > 5) fail_msg("%s takes too long for '%s'", folders[k], units[u]);
             assert_int_equal(replaced, 0);
             token_buffer_free(&out);
@@ -326,7 +326,7 @@ static void end_of_document_token(void **state) {
 
 // ---- refused files ----
 
-// Returns a copy of a golden tokenizer.json with `from` replaced by `to`.
+// Opens a copy of a golden tokenizer.json after replacing `from` by `to`.
 static Tokenizer *open_changed(const char *style, const char *from, const char *to, Error *err) {
     char path[] = P_tmpdir "/test_tokenizer_XXXXXX";
     char *golden = text_format(GOLDEN "%s/tokenizer.json", style), *text = read_text(golden);
@@ -360,7 +360,7 @@ static void check_taken(const char *style, const char *from, const char *to) {
     tokenizer_close(tokenizer);
 }
 
-// Compares ids with the output of `tokenizers` for the changed file, and the decoded bytes.
+// Compares the ids and the decoded bytes with the output of `tokenizers` for the changed file.
 static void check_changed(const char *style, const char *from, const char *to, const char *text,
                           const char *ids, const char *decoded) {
     Error err = {0};
@@ -390,10 +390,10 @@ static void check_changed(const char *style, const char *from, const char *to, c
 
 static void added_tokens_of_the_vocabulary(void **state) {
     const char *list = "\"added_tokens\":[";
-    // the vocabulary's token "é" is the byte E9, which also occurs in other characters
+    // The vocabulary's token "é" is the byte E9, which is a part of other characters too.
     check_changed("gpt2", list, "\"added_tokens\":[" ADDED(165, "\u00e9", false, false) ",", "\u00e9\u939f",
                   "165 165 236 253", "\xe9\u939f");
-    // a single token only with ignore_merges
+    // This word is a single token only with ignore_merges.
     check_changed("llama3", list, "\"added_tokens\":[" ADDED(556, "\u0120world", false, false) ",",
                   "the world \u0120world", "461 556 220 556", "the world  world");
 }
@@ -403,7 +403,7 @@ static void added_tokens_that_absorb_white_space(void **state) {
     const char *two = "\"special\":true}," ADDED(557, "<r>", false, true) "," ADDED(558, "\\n\\n", true,
                                                                                     false) "],\"normalizer\"";
     check_changed("gpt2", end, two, "<r>x \n\n", "557 87 558", "<r>x\n\n");
-    // the previous token has absorbed the whole token
+    // The token before it has absorbed this token completely.
     check_changed("gpt2", end, two, "<r>\n\nx", "557 87", "<r>x");
     const char *stays = "\"special\":true}," ADDED(557, "<r>", false,
                                                    true) "," ADDED(558, "\\n\\n", false,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compares preprocess_data with Hugging Face's `tokenizers` on random Unicode text, if PYTHON has
-# the package. BUILD is the directory of the program.
+# Compares preprocess_data with Hugging Face's `tokenizers` on random Unicode text. Skipped if
+# PYTHON lacks the package. BUILD is the directory of the program.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 name="ids of tokenizers on random text"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tables of dev/bench/comm.sh (dev/bench/comm_table.py) from synthetic logs: number of measured
-# steps, selection of runs, and memory.
+# Tables of dev/bench/comm.sh (dev/bench/comm_table.py), made from synthetic logs: number of
+# measured steps, selection of runs, and memory.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 folder=$(mktemp -d) || exit 1
@@ -38,7 +38,7 @@ for seconds, most, *wanted in (
     same(f"steps of {seconds} s, --iters {most}", got, wanted)
 same("an interval of local steps contains all outer syncs",
      [table.fewest_steps(1.2, 30, preset) for preset in ("sdp4bit", "local", "local+sums")], [2, 30, 30])
-same("but has at most --iters steps", table.fewest_steps(1.2, 4, "local"), 4)
+same("an interval of local steps has at most --iters steps", table.fewest_steps(1.2, 4, "local"), 4)
 
 
 def synced(preset, megabytes, **more):
@@ -70,7 +70,7 @@ def bandwidth(rate):
 
 
 write("sync/m/inside.jsonl", bandwidth(1.0), synced("fp32", 0), synced("bf16", 0))  # a megabyte takes 1 ms
-# 4 x (2 + 4.5) + 2 + 2 = 30 ms of a step.
+# The compute time of a step is 4 x (2 + 4.5) + 2 + 2 = 30 ms.
 for name, layers, forward, backward in (("full-1", 4, 13, 25), ("full-2", 4, 23, 45), ("half-1", 2, 8, 13),
                                         ("half-2", 2, 14, 24)):
     run = start(arguments={"num_layers": layers})
@@ -90,7 +90,7 @@ same("a preset that does not fit is skipped", plan(1 + short + 0.001),
 write("one/m/1/half-2.jsonl", start(arguments={"num_layers": 2}), timers(14, 24))
 same("layer times of a run that ended during the warm-up", table.one_rank(logs, "m", "1"), None)
 
-# --- runs that count ---
+# --- selection of runs ---
 at = "train/m/1/inside/"
 write(at + "fp32.jsonl", start(), interval(9.0), interval(7.0, 2))
 write(at + "bf16.jsonl", start(), interval(9.0))

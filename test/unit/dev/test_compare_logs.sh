@@ -1,6 +1,6 @@
 #!/bin/bash
-# dev/compare_logs: figures with known answers, Megatron-LM's text, resumed and torn logs, the
-# plot's XML, errors.
+# dev/compare_logs: known results, Megatron-LM's text, resumed and truncated logs, the plot's XML,
+# and errors.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 folder=$(mktemp -d)
@@ -12,14 +12,14 @@ fail() {
     echo "failed: $1"
     failures=$((failures + 1))
 }
-# has NAME TEXT: the last output contains this line; runs of blanks count as one
+# has NAME TEXT: checks that the last output contains this line, ignoring the number of spaces
 has() {
     tr -s ' ' < "$folder/out" | grep -qxF -- "$2" || { fail "$1"; cat "$folder/out" "$folder/err"; }
 }
 lacks() {
     if grep -qF -- "$2" "$folder/out"; then fail "$1"; fi
 }
-# runs CODE ARGUMENTS...
+# runs CODE ARGUMENTS...: runs compare_logs and checks its exit code
 runs() {
     local expected=$1 code=0
     shift
@@ -27,7 +27,7 @@ runs() {
     [ "$code" = "$expected" ] ||
         { fail "exit code $code, not $expected: $*"; cat "$folder/out" "$folder/err"; }
 }
-# one_error TEXT: the last run printed this one line to stderr and no traceback
+# one_error TEXT: checks that the last run printed only this line to stderr
 one_error() {
     if [ "$(wc -l < "$folder/err")" != 1 ] || ! grep -qF -- "$1" "$folder/err"; then
         fail "error line: $1"
@@ -40,8 +40,9 @@ well_formed() {
 }
 
 # JSON lines. The reference's loss is 5 - i/100. The other loss is 0.03 higher at odd iterations and
-# 0.05 at even ones: gap 0.04, standard deviation 0.01 * sqrt(20/19), error 0.01 / sqrt(19) =
-# 0.0023. The mean of the reference's last twenty is 4.095: 100 * 0.04 / 4.095 = 0.98.
+# 0.05 at even ones. Over the last 20 iterations the gap is 0.04, its standard deviation 0.01 *
+# sqrt(20/19) and its standard error 0.01 / sqrt(19) = 0.0023. Relative to the reference's mean of
+# 4.095 it is 0.98 %.
 json_log() { # add_odd add_even inter_bytes ms tokens_per_second last
     awk -v odd="$1" -v even="$2" -v bytes="$3" -v ms="$4" -v tokens="$5" -v last="$6" 'BEGIN {
         print "{\"kind\":\"start\",\"world_size\":4}"
@@ -81,7 +82,7 @@ has "curves, head" "iteration base quant difference"
 has "curves, first row" " 1 4.9900 5.0200 +0.0300"
 has "curves, middle row" " 50 4.5950 4.6350 +0.0400"
 has "curves, last row" " 100 4.0950 4.1350 +0.0400"
-[ ! -s "$folder/err" ] || fail "a torn last line is no cause for a note"
+[ ! -s "$folder/err" ] || fail "a truncated last line causes a note"
 well_formed "$folder/a.svg"
 [ "$(grep -c '<polyline' "$folder/a.svg")" = 9 ] ||
     fail "plot: two raw, two smoothed lines and a difference over iterations, four lines over time"
@@ -101,15 +102,15 @@ well_formed "$folder/i.svg"
 [ "$(grep -c '<polyline' "$folder/i.svg")" = 5 ] || fail "plot over iterations alone"
 if grep -q 'training time' "$folder/i.svg"; then fail "plot over iterations alone: no time"; fi
 
-# Over time, the faster run's curve ends at 10 * 9.999 + 90 * 0.16 = 114.39 s, the other at 117.99
-# s. The axis starts at pixel 92 and is 720 pixels long.
+# Over time, the faster run's curve ends at 10 * 9.999 + 90 * 0.16 = 114.39 s, the other one at
+# 117.99 s. The axis starts at pixel 92 and is 720 pixels long.
 for end in "base 812.0" "quant 790.0"; do
     grep -o '<polyline class="soft[^>]*>' "$folder/a.svg" | tail -n 2 | grep -q " ${end#* },[0-9.]*\"/>" ||
         fail "where the curve of ${end% *} ends over time"
 done
 
-# Correlated neighbors make the error larger: ten iterations with a gap of 0.03, then ten with 0.05.
-# r = 17/20; 0.01 / sqrt(19) * sqrt(1.85 / 0.15) = 0.0081.
+# Ten iterations have a gap of 0.03, then ten a gap of 0.05. The correlation r = 17/20 of neighbors
+# makes the standard error larger: 0.01 / sqrt(19) * sqrt(1.85 / 0.15) = 0.0081.
 two_steps() { # ABOVE_FIRST_TEN ABOVE_LAST_TEN
     awk -v a="$1" -v b="$2" 'BEGIN { for (i = 1; i <= 20; i++)
         printf "{\"kind\":\"train\",\"iteration\":%d,\"loss\":%.17g}\n", i, 5 - i / 100 + (i <= 10 ? a : b) }'
@@ -127,7 +128,7 @@ well_formed "$folder/t.svg"
 grep -q 'training time (seconds' "$folder/t.svg" || fail "plot over time: axis"
 lacks "a difference over time" "difference"
 
-# One log is named by its file, one by its folder.
+# Logs without a name get the name of their file or of their folder.
 mkdir "$folder/run7"
 cp "$folder/base.jsonl" "$folder/run7/log.jsonl"
 runs 0 "$folder/base.jsonl" "$folder/run7/log.jsonl"
@@ -139,14 +140,14 @@ grep -q '^run7 .*+0.0000' "$folder/out" || fail "named by folder"
 
 grep -q '^run7: loss +0.00 % .*, as many bytes between nodes' "$folder/out" || fail "equal logs"
 
-# A shorter log is compared where both have values: iterations 41 to 60.
+# If one log is shorter, the last common iterations are compared: 41 to 60.
 json_log 0.03 0.05 10000000 160 1250 60 > "$folder/short.jsonl"
 runs 0 base="$folder/base.jsonl" short="$folder/short.jsonl"
 grep -qF 'compared with base over iterations 41 to 60' "$folder/out" || fail "common iterations"
 grep -qF '+0.0400' "$folder/out" || fail "gap at common iterations"
 
-# Resumed from iteration 40 after 60, but not yet past 60: iterations 51 to 60 of the first part are
-# dropped.
+# A run reached iteration 60 and was resumed from 40, now at 50. Iterations 51 to 60 of the first
+# part are dropped.
 {
     json_log 1 1 40000000 200 1000 60 | sed '$d'
     printf '{"kind":"trai\n'
@@ -154,12 +155,12 @@ grep -qF '+0.0400' "$folder/out" || fail "gap at common iterations"
         match($0, /"iteration":[0-9]+/) {if (substr($0, RSTART + 12, RLENGTH - 12) + 0 > 40) print}'
 } > "$folder/resumed.jsonl"
 runs 0 r="$folder/resumed.jsonl"
-# 41..50 of the second part: 4.59 ... 4.50, mean 4.545; 31..40 of the first: 5.69 ... 5.60, mean
-# 5.645; together 5.095
+# The mean of the last 20 iterations is 5.095: 4.545 for iterations 41 to 50 of the second part, and
+# 5.645 for 31 to 40 of the first part.
 grep -q '^r  *50  *4.5000  *5.0950 ' "$folder/out" || fail "resumed run"
-grep -q '1 unreadable JSON lines' "$folder/err" || fail "torn line inside is told"
+grep -q '1 unreadable JSON lines' "$folder/err" || fail "a truncated line inside the log is not reported"
 
-# Two runs in one file, distinguished by the flags at their start, except folders and lengths.
+# Two runs in one file are distinguished by the flags at their start, except folders and lengths.
 part() { # FIRST LAST FLAGS
     awk -v first="$1" -v last="$2" -v flags="$3" 'BEGIN {
         print "{\"kind\":\"start\",\"arguments\":" flags "}"
@@ -180,8 +181,8 @@ runs 0 "$folder/once.jsonl"
 runs 0 "$folder/flagless.jsonl"
 [ ! -s "$folder/err" ] || fail "no note without flags to compare: $(cat "$folder/err")"
 
-# Megatron-LM's text: a line of a real run, newer time stamps, prefixes of launchers, an incomplete
-# last line.
+# Megatron-LM's text: a line of a real run, time stamps of newer versions, prefixes of launchers, an
+# incomplete last line.
 cat > "$folder/megatron.log" <<'END'
   seq_length ...................................... 2048
 [after dataloaders are built] datetime: 2024-05-05 10:00:00
@@ -197,13 +198,13 @@ END
 printf ' iteration      400/   80000 | consumed samples:         1600 | lm loss: 6.0' >> \
     "$folder/megatron.log"
 runs 0 megatron="$folder/megatron.log" --svg "$folder/m.svg" --x time
-# 4 * 2048 / 0.7337 s = 11165 tokens/s. Columns that Megatron-LM does not log are omitted.
+# 4 * 2048 tokens in 0.7337 s are 11165 tokens/s. Columns that Megatron-LM does not log are omitted.
 has "Megatron's text" "megatron 300 0.0070 0.0350 0.0080 11,165"
 well_formed "$folder/m.svg"
 
-# Two Megatron-LM logs with the usual interval of 100: the window is widened to five intervals, 600
-# to 1000. There the gaps are 0.03, 0.05, 0.03, 0.05, 0.03: mean 0.038 relative to 4.76, deviation
-# sqrt(0.00048 / 4). Neighbors are uncorrelated: 0.0049.
+# Two Megatron-LM logs with an interval of 100. The window is widened to five intervals, 600 to
+# 1000, with gaps of 0.03, 0.05, 0.03, 0.05, 0.03. Their mean is 0.038 (relative to 4.76), their
+# standard deviation sqrt(0.00048 / 4). Neighbors are uncorrelated, so the standard error is 0.0049.
 for add in 0 0.03; do
     awk -v add=$add 'BEGIN { for (i = 100; i <= 1000; i += 100) {
         printf " iteration %8d/%8d | consumed samples: %12d |", i, 1000, 8 * i
@@ -219,9 +220,10 @@ has "a window of five log intervals" "b 1000 4.7300 4.7980 +0.0380 +0.80 0.0049"
 has "and in the curves" "loss, mean of the last 500 iterations"
 runs 0 a="$folder/mega-0.log" b="$folder/mega-0.03.log" --smooth 700
 lacks "a window that is wide enough stays" "would hold fewer"
-grep -q 'last 700' "$folder/out" || fail "a window that is wide enough stays"
+grep -q 'last 700' "$folder/out" || fail "a window that is wide enough was changed"
 
-# This program's text compared with JSON lines of the same run: whole log intervals, at least five.
+# This program's text is compared with JSON lines of the same run over complete log intervals, at
+# least five.
 awk 'BEGIN { for (i = 10; i <= 100; i += 10) {
     printf " iteration %8d/%8d | consumed samples: %12d |", i, 100, 8 * i
     printf " elapsed time per iteration (ms): 160.0 | learning rate: 1.000E-04 |"
@@ -235,8 +237,8 @@ has "text against JSON lines" "quant 100 4.0850 4.2850 +0.0400 +0.94 0.0000 - 1,
 runs 0 quant="$folder/quant.log" base="$folder/base.jsonl"
 grep -q '^base .* -0.0400  *-0.93 ' "$folder/out" || fail "the other way round"
 
-# NaN in all three forms: JSON null, this program's text, and the field that Megatron-LM omits. The
-# plot has a gap.
+# NaN in three forms: JSON null, "nan" in this program's text, and a field that Megatron-LM omits.
+# The plot has a gap.
 {
     sed '$d' "$folder/base.jsonl"
     echo '{"kind":"train","iteration":101,"loss":null,"loss_text":"nan","skipped":true}'
@@ -260,7 +262,7 @@ well_formed "$folder/e.svg"
 runs 0 --help
 grep -q '"tail noise"' "$folder/out" || fail "--help explains the tail noise"
 
-# Errors: one line and exit code 5; wrong usage: exit code 2.
+# Errors print one line. Exit code 5, or 2 for wrong usage.
 runs 5 "$folder/absent.jsonl"
 one_error "absent.jsonl: No such file"
 : > "$folder/empty"
@@ -287,9 +289,9 @@ cat "$folder/base.jsonl" >> "$folder/odd"
 runs 0 "$folder/odd"
 grep -q '^odd  *100  *4.0000' "$folder/out" || fail "damaged lines before good ones"
 
-# Valid JSON that no run writes: the lines are ignored and counted, or read without the non-numeric
-# field. hostile NAME UNREADABLE LINES...: puts them before good lines in a log that is compared and
-# plotted.
+# hostile NAME UNREADABLE LINES...: puts lines that no run writes before good lines in a log, which
+# is compared and plotted. UNREADABLE lines are ignored and counted; the others are read without the
+# non-numeric field.
 hostile() {
     local name=$1 unreadable=$2
     shift 2
@@ -323,16 +325,16 @@ hostile "a long line of text" 0 "$nested" " iteration $longer/ 10 | lm loss: 1.0
     "validation loss at iteration $longer | lm loss value: 1.0 | lm loss PPL: 1.0 |"
 for value in '"x"' '[1]' '{}' 1e400 -1e400 NaN true "$long"; do
     form='{"kind":"interval","iteration":1,"iterations":1,"loss":5,%s,"timing":{%s}}'
-    # shellcheck disable=SC2059 # the form is one
+    # shellcheck disable=SC2059 # $form is a format
     hostile "fields that are $value" 0 "$(printf "$form" \
         "\"global_batch_size\":$value,\"inter_node_bytes\":$value,\"intra_node_bytes\":$value" \
         "\"elapsed_ms\":$value,\"tokens_per_second\":$value,\"exposed_comm_ms\":$value")"
 done
-# A valid number that is too large to compute with: ten such intervals take infinite time.
+# A valid number may be too large: the sum of ten such times is infinite.
 sed 's/"elapsed_ms":200/"elapsed_ms":1e308/' "$folder/base.jsonl" > "$folder/huge.jsonl"
 runs 5 "$folder/huge.jsonl" --x time --svg "$folder/h.svg"
 one_error "too large or too small; look for"
-# No percentage of a reference loss of zero exists.
+# A percentage of a zero reference loss is undefined.
 printf '{"kind":"train","iteration":1,"loss":0}\n{"kind":"valid","iteration":1,"split":"valid","loss":0}\n' \
     > "$folder/zero.jsonl"
 runs 0 a="$folder/zero.jsonl" b="$folder/zero.jsonl"

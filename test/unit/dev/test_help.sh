@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Python programs: --help works without the packages that they need; wrong usage (exit code 2) and
-# missing packages (3) print one line. Prints "ok NAME" and "not ok NAME".
+# Python programs: --help works without the packages that a program needs. Wrong usage (exit code 2)
+# and missing packages (3) print one line. Prints "ok NAME" and "not ok NAME".
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . test/results.sh
@@ -30,7 +30,7 @@ for program in dev/checkpoint_info dev/compare_logs dev/harness_tasks dev/plot_d
     check "$program --help" ends 0 $program --help
     check "$program reports an unknown flag in one line" ends 2 $program --no-such-flag
 done
-check "study's commands report it too" ends 2 dev/experiments/study run --data x --ranks none
+check "study run reports an invalid value in one line" ends 2 dev/experiments/study run --data x --ranks none
 check "dev/bench/presets_table --help" ends 0 dev/bench/presets_table --help
 check "harness_tasks without lm_eval" ends 3 dev/harness_tasks piqa
 check "weight_entropy without numpy" ends 3 dev/experiments/weight_entropy .

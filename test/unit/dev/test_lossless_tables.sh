@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tables of lossless weights equal the output of the script that makes them.
+# sdp4bit/lossless_tables.h must equal the output of the script that generates it.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 if differs=$(diff <(python3 dev/ref/make_lossless_tables.py 2>&1) sdp4bit/lossless_tables.h); then

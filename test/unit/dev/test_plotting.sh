@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Plots (dev/plotting.py) and JSON files of measurements (dev/tables.py): ticks, all pictures in the
-# repository, and that pictures and pages match the committed results.
+# Plots (dev/plotting.py) and JSON files of measurements (dev/tables.py): ticks, validity of all
+# plots in the repository, and plots and pages that match the committed results.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 folder=$(mktemp -d) || exit 1
@@ -35,7 +35,7 @@ holed = log.line([(1, 1), (2, 0.1), (3, 0.0), (4, 1), (5, 1)], "#000", "soft")
 same("no logarithm of zero", len(holed), 2)
 
 
-# --- pictures ---
+# --- plots ---
 def numbers(text):
     return [float(n) for n in re.findall(r"-?[\d.]+", text)]
 
@@ -75,7 +75,7 @@ def faults(path):
 
 
 pictures = sorted(glob.glob("dev/*/results/*.svg"))
-same("there are pictures", len(pictures) >= 12, True)
+same("the repository has plots", len(pictures) >= 12, True)
 for path in pictures:
     same("picture " + path, faults(path), [])
 subtitle = lambda path: next(t.text for t in ET.parse(path).getroot().iter() if t.get("class") == "subtitle")
@@ -108,14 +108,14 @@ path = os.path.join(folder, "new", "made.json")
 tables.write_records(path, content)
 text = open(path).read()
 same("written content is read back", json.loads(text), content)
-same("no other file is left", os.listdir(os.path.dirname(path)), ["made.json"])
+same("no temporary file is left", os.listdir(os.path.dirname(path)), ["made.json"])
 same("a record is one line", text.count("\n    " + tables.leaf(record)), 2)
-same("nested records too", text.count("\n        " + tables.leaf(record)), 1)
+same("a nested record is one line", text.count("\n        " + tables.leaf(record)), 1)
 for path in sorted(glob.glob("dev/bench/results/*.json") + glob.glob("dev/experiments/results/*/*.json")):
     text = open(path).read()
     lone = re.findall(r"^\s*-?[\d.]+(?:e[-+]?\d+)?,?$", text, re.M)
-    same("no line with a single number in " + path, lone, [])
-    if not path.endswith(("/codec.json", "/node_hop_4gpu.json")):  # written by codec.cu and node_hop.cu
-        same("lines of " + path, text == tables.records_text(json.loads(text)) + "\n", True)
+    same("no line has a single number in " + path, lone, [])
+    if not path.endswith(("/codec.json", "/node_hop_4gpu.json")):  # these two have another format
+        same("format of " + path, text == tables.records_text(json.loads(text)) + "\n", True)
 raise SystemExit(failures > 0)
 END

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# dev/data/prose_filter.py: which paragraphs count as prose, how each kind of file is read, what is
-# dropped, repeated paragraphs, and an order that does not depend on names. Also dev/data/prose.sh
-# with packages built here. Prints "ok NAME" and "not ok NAME".
+# dev/data/prose_filter.py: the paragraphs that count as prose, reading each kind of file, dropped
+# and repeated paragraphs, and an order that does not depend on names. Also runs dev/data/prose.sh
+# with packages that this test builds. Prints "ok NAME" and "not ok NAME".
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . test/results.sh
@@ -10,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 doc=$work/tree/alpha/usr/share/doc/alpha
 mkdir -p "$doc/html/de" "$work/tree/beta/usr/share/dictd" "$work/tree/beta/usr/share/doc/beta"
 a='The quick fox is at the door, and it will not go away until you have given it some of the bread.'
-# filler NAME: a paragraph that makes a file long enough.
+# filler NAME: prints a paragraph that makes a file long enough.
 filler() {
     local number
     for number in one two three four five six seven; do
@@ -43,7 +43,7 @@ printf 'fox\n   %s\nletter\n   A message that is written on paper, and that is s
 printf '\x1f\x8b broken' >"$work/tree/beta/usr/share/doc/beta/broken.txt.gz"
 ln -s page.pod "$work/tree/beta/usr/share/doc/beta/again.pod"
 dev/data/prose_filter.py "$work/tree" >"$work/out" 2>"$work/err" ||
-    not_ok "it runs" "$(tail -n 1 "$work/err")"
+    not_ok "the filter runs" "$(tail -n 1 "$work/err")"
 python3 - "$work/out" "$a" "$b" <<'END' || failed=1
 import hashlib, json, sys
 failures = 0
@@ -53,7 +53,7 @@ def same(name, found, wanted):
     global failures
     failures += found != wanted
     print(f"ok {name}" if found == wanted else f"not ok {name}: {found} instead of {wanted}")
-same("paragraphs that are prose, each once", sorted(paragraphs), sorted([
+same("every paragraph of prose occurs once", sorted(paragraphs), sorted([
     sys.argv[2], "It is the list of all that was left for us, and we have not read it.",
     "The value of $x is in the list, as the manual has it for you.", "fox " + sys.argv[3],
     "letter A message that is written on paper, and that is sent to one who is not at hand."]))

@@ -1,10 +1,10 @@
-// config_of_checkpoint: what it takes from a run's flags, and what it refuses.
+// config_of_checkpoint: the flags that it reads from a run's checkpoint, and invalid checkpoints.
 #include "dev/lib/saved_config.h"
 #include "test/unit/config/command_line.h"
 
 static const Words NONE = {NULL, 0};
 
-// A run on several ranks with another layout.
+// The run used several ranks in another layout.
 static void model_equals_the_runs(void **state) {
     Run run;
     Config model;
@@ -33,7 +33,8 @@ static void model_equals_the_runs(void **state) {
     config_free(&run.config);
 }
 
-// As convert_checkpoint writes them: no sequence length, no training flags, no --vocab-size.
+// The arguments that convert_checkpoint writes: no sequence length, no training flags, no
+// --vocab-size.
 #define IMPORTED \
     "\"num_layers\":1,\"hidden_size\":16,\"num_attention_heads\":2,\"ffn_hidden_size\":40," \
     "\"max_position_embeddings\":12,\"padded_vocab_size\":56," \

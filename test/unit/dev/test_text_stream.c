@@ -1,4 +1,4 @@
-// Streamed text: a character is written once all of its bytes are known.
+// Streamed text: a character is written when all of its bytes are known.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@ static void expect_written(FILE *out, const char *expected) {
 }
 
 static void characters_are_written_whole(void **state) {
-    // Bytes, and the output after each of them.
+    // Input bytes, and the output after each of them.
     static const struct {
         const char *bytes, *after[12];
     } texts[] = {
