@@ -2,7 +2,6 @@
 #include "dev/convert/hf_tokenizer.h"
 
 #include <dirent.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

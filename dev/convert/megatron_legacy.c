@@ -8,7 +8,6 @@
 // numbered from 0 within the rank. With virtual stages there are "model0", "model1" and so on.
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "dev/convert/megatron_source.h"
 

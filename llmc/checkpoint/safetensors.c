@@ -8,7 +8,6 @@
 #include "llmc/checkpoint/safetensors.h"
 
 #include <assert.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

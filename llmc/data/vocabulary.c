@@ -5,7 +5,6 @@
 #include <assert.h>
 #include <cjson/cJSON.h>
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

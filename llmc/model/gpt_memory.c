@@ -1,6 +1,5 @@
 // The GPT's buffers in the memory plan: see gpt.h.
 #include <assert.h>
-#include <stdlib.h>
 
 #include "llmc/model/gpt.h"
 

@@ -2,7 +2,6 @@
 #include "llmc/ranks/launch.h"
 
 #include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

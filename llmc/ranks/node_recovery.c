@@ -4,7 +4,6 @@
 #include "llmc/ranks/node_recovery.h"
 
 #include <assert.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "llmc/ranks/heartbeat.h"

@@ -1,6 +1,5 @@
 // Saving and loading the checkpoints of a run: see run.h. Called by train_gpt.c.
 #include <assert.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "llmc/checkpoint/save_folder.h"

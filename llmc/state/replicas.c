@@ -134,12 +134,14 @@ static void gather_copies(Check *c) {
 
 static uint64_t hash_at(const Check *c, int rank, int b) { return c->hash[(int64_t)rank * c->buckets + b]; }
 
+static int holder_rank(const Holders *h, int m) { return h->first + m * h->stride; }
+
 static const Copy *copies_of(const Check *c, int rank) { return &c->copy[(int64_t)rank * c->tensors]; }
 
-// Returns the rank's copy of the tensor `wanted`, which is row i of another rank's table; NULL if
-// it has none. Searches from row i, where it most likely is.
-static const Copy *copy_of(const Check *c, int rank, const Copy *wanted, int i) {
-    const Copy *table = copies_of(c, rank);
+// Returns the copy that holder m has of the tensor in row i of the first holder's table; NULL if it
+// has none. Searches from row i, where it most likely is.
+static const Copy *copy_of(const Check *c, const Holders *h, int m, int i) {
+    const Copy *wanted = &copies_of(c, h->first)[i], *table = copies_of(c, holder_rank(h, m));
     for (int k = 0; wanted->number && k < c->tensors; k++) {
         const Copy *found = &table[(i + k) % c->tensors];
         if (found->number == wanted->number && found->offset == wanted->offset) return found;
@@ -174,7 +176,7 @@ static int majority(const Check *c, int rank, int b) {
 static bool copies_differ(const Check *c, const Holders *h, int i) {
     const Copy *first = &copies_of(c, h->first)[i];
     for (int m = 1; m < h->size; m++) {
-        const Copy *other = copy_of(c, h->first + m * h->stride, first, i);
+        const Copy *other = copy_of(c, h, m, i);
         if (other && other->hash != first->hash) return true;
     }
     return false;
@@ -268,8 +270,7 @@ static RankList list_replicas(const Check *c, int rank, int b, int root) {
 static RankList list_copies(const Check *c, const Holders *h, int i) {
     RankList list = {"", 0};
     for (int m = 0; m < h->size; m++) {
-        int rank = h->first + m * h->stride;
-        if (copy_of(c, rank, &copies_of(c, h->first)[i], i)) list_rank(&list, rank);
+        if (copy_of(c, h, m, i)) list_rank(&list, holder_rank(h, m));
     }
     return list;
 }
@@ -361,21 +362,17 @@ static bool repair_replicas(Check *c) {
 
 // Returns true if a bucket with a copy of row i of the first holder's table is stale.
 static bool copies_are_stale(const Check *c, const Holders *h, int i) {
-    const Copy *first = &copies_of(c, h->first)[i];
     for (int m = 0; m < h->size; m++) {
-        int rank = h->first + m * h->stride;
-        const Copy *copy = copy_of(c, rank, first, i);
-        if (copy && *stale_at(c, rank, copy->bucket)) return true;
+        const Copy *copy = copy_of(c, h, m, i);
+        if (copy && *stale_at(c, holder_rank(h, m), copy->bucket)) return true;
     }
     return false;
 }
 
 static void mark(const Check *c, const Holders *h, int i) {
-    const Copy *first = &copies_of(c, h->first)[i];
     for (int m = 0; m < h->size; m++) {
-        int rank = h->first + m * h->stride;
-        const Copy *copy = copy_of(c, rank, first, i);
-        if (copy) *stale_at(c, rank, copy->bucket) = true;
+        const Copy *copy = copy_of(c, h, m, i);
+        if (copy) *stale_at(c, holder_rank(h, m), copy->bucket) = true;
     }
 }
 

@@ -1,6 +1,5 @@
 // Copies of the training state to the host and back, for checkpoints: see the end of zero.h.
 #include <assert.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "llmc/state/zero.h"

@@ -2,7 +2,6 @@
 #include "llmc/state/state_base.h"
 
 #include <assert.h>
-#include <stdlib.h>
 
 const GradFormat *base_grad_format(const Base *base, int64_t iteration) {
     assert(iteration >= 0);
