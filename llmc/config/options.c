@@ -2,6 +2,7 @@
 #include "llmc/config/options.h"
 
 #include <assert.h>
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -440,6 +441,8 @@ void options_defaults(const Option *table, int rows, void *settings) {
 // --- the command line ----------------------------------------------------------------------------
 
 static bool is_flag(const char *word) { return word[0] == '-' && word[1] == '-'; }
+// A mistyped flag, such as -lr: no list of words takes it.
+static bool is_short_flag(const char *word) { return word[0] == '-' && isalpha((unsigned char)word[1]); }
 
 // Returns true if the table has "no-<name>".
 static bool is_default(const Option *table, int rows, const char *name, size_t length) {
@@ -504,7 +507,7 @@ static bool parse_one(const Option *table, int rows, char **words, int count, in
     }
     if (row->kind == OPTION_WORDS) {
         int first = *at;
-        while (*at < count && !is_flag(words[*at])) ++*at;
+        while (*at < count && !is_flag(words[*at]) && !is_short_flag(words[*at])) ++*at;
         return store_words(row, &words[first], *at - first, settings, err);
     }
     if (inline_value) return options_set(row, inline_value, settings, err);
@@ -512,73 +515,58 @@ static bool parse_one(const Option *table, int rows, char **words, int count, in
     return options_set(row, words[(*at)++], settings, err);
 }
 
+// All faults of a command line, as one error: "(1) first; (2) second; and 3 more".
+typedef struct ParseFaults {
+    Error all;
+    int count, listed;
+} ParseFaults;
+
+static void add_fault(ParseFaults *f, const Error *fault) {
+    Error before = f->all;
+    const size_t room = 40;  // for numbers and the count of the others
+    if (!f->count++) f->all = *fault;
+    else if (strlen(before.what) + strlen(fault->what) + room > sizeof before.what) return;
+    else
+        error_set(&f->all, fault->code, "%s%s; (%d) %s", f->listed == 1 ? "(1) " : "", before.what, f->count,
+                  fault->what);
+    f->listed++;
+}
+
+// Returns true if there are none.
+static bool report_faults(const ParseFaults *f, Error *err) {
+    if (f->count > f->listed)
+        error_set(err, f->all.code, "%s; and %d more", f->all.what, f->count - f->listed);
+    else if (f->count && err) *err = f->all;
+    return !f->count;
+}
+
 bool options_parse(const Option *table, int rows, char **words, int count, void *settings,
                    const OptionsFound *found, Error *err) {
     assert(table && (words || !count) && settings);
     OptionsFound f = found ? *found : (OptionsFound){NULL, NULL, 0};
     bool *seen = f.given ? f.given : (bool *)xcalloc((size_t)rows, sizeof *seen, "options");
-    bool ok = true;
-    for (int at = 0; ok && at < count;) {
+    ParseFaults faults = {0};
+    Error fault;
+    for (int at = 0; at < count;) {
         const Option *row = NULL;
-        ok = parse_one(table, rows, words, count, &at, settings, &row, err);
-        if (!ok) break;
+        int first = at;
+        if (!parse_one(table, rows, words, count, &at, settings, &row, &fault)) {
+            add_fault(&faults, &fault);
+            // Continues with the next flag, to report all faults at once.
+            if (at == first) at++;
+            while (at < count && !is_flag(words[at])) at++;
+            continue;
+        }
         if (row->note && !seen[row - table]) {
             options_note(f.notes, f.notes_bytes, "--%s has no effect: %s", row->name, row->help);
         }
         seen[row - table] = true;
     }
     if (!f.given) free(seen);
-    return ok;
+    return report_faults(&faults, err);
 }
 
-// --- help and text -------------------------------------------------------------------------------
-
-enum { HELP_COLUMNS = 100 };
-
-// Prints text wrapped to start at column `indent`; the line already has `used` columns.
-static void print_wrapped(const char *text, int indent, int used, FILE *file) {
-    int column = used;
-    while (*text) {
-        int word = (int)strcspn(text, " ");
-        if (column > indent && column + 1 + word > HELP_COLUMNS) {
-            fputc('\n', file);
-            column = 0;
-        }
-        if (column < indent) column += fprintf(file, "%*s", indent - column, "");
-        else if (column > indent) column += fprintf(file, " ");
-        column += fprintf(file, "%.*s", word, text);
-        text += word;
-        text += strspn(text, " ");
-    }
-    fputc('\n', file);
-}
-
-static void print_row(const Option *row, FILE *file) {
-    enum { INDENT = 34 };
-    int used = fprintf(file, "  --%s", row->name);
-    if (row->value) used += fprintf(file, " %s", row->value);
-    if (used >= INDENT - 1) {
-        fputc('\n', file);
-        used = 0;
-    }
-    char text[1024];
-    int n = 0;
-    if (row->alias) n += snprintf(text + n, sizeof text - (size_t)n, "(or --%s) ", row->alias);
-    if (row->choices) n += snprintf(text + n, sizeof text - (size_t)n, "%s: ", row->choices);
-    n += snprintf(text + n, sizeof text - (size_t)n, "%s", row->help);
-    bool show_default = row->initial && row->kind != OPTION_FLAG;
-    if (show_default && n < (int)sizeof text) {
-        snprintf(text + n, sizeof text - (size_t)n, " [%s]", row->initial);
-    }
-    print_wrapped(text, INDENT, used, file);
-}
-
-void options_help(const Option *table, int rows, FILE *file) {
-    for (int i = 0; i < rows; i++) {
-        if (table[i].name) print_row(&table[i], file);
-        else fprintf(file, "\n%s\n", table[i].help);
-    }
-}
+// --- text ----------------------------------------------------------------------------------------
 
 void options_note(char *notes, size_t notes_bytes, const char *format, ...) {
     if (!notes || !notes_bytes) return;

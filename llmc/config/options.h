@@ -82,8 +82,8 @@ typedef struct OptionsFound {
 } OptionsFound;
 // Parses "--flag value" and "--flag=value": exact names, the last occurrence wins. Text fields
 // point into words, which must outlive settings and may be modified. found may be NULL. Error
-// (EXIT_USAGE), naming the flag: unknown (with the nearest name, or a hint that only "no-" of it
-// exists), refused, missing value, malformed, out of range.
+// (EXIT_USAGE), naming all faulty flags: unknown (with the nearest name, or a hint that only "no-"
+// of it exists), refused, missing value, malformed, out of range.
 bool options_parse(const Option *table, int rows, char **words, int count, void *settings,
                    const OptionsFound *found, Error *err);
 // Returns true if the words contain the flag `name`, even if others are invalid. -h means --help,

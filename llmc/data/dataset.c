@@ -20,9 +20,13 @@ const char *split_name(int split) {
 }
 
 // Parses the numbers of "969, 30, 1": maximal runs of digits and dots, like Megatron's regex
-// [.0-9]+.
+// [.0-9]+, which would also find numbers in "-5,1,0" and "nan,1,1".
 static bool parse_weights(const char *text, double weight[SPLITS], Error *err) {
     int count = 0;
+    if (text[strspn(text, ".0123456789,;/ \t")]) {
+        return usage_error(err, "--split '%s': not a list of numbers; use three weights such as 969, 30, 1",
+                           text);
+    }
     for (const char *p = text + strcspn(text, ".0123456789"); *p; p += strcspn(p, ".0123456789")) {
         size_t length = strspn(p, ".0123456789");
         char number[64], *end;
@@ -125,10 +129,13 @@ static bool plan(GptDataset *d, int64_t requested, Error *err) {
                           prefix);
     }
     if (d->first_sequence >= d->end_sequence) {
+        const char *advice = d->shard->sequences < SPLITS
+                                 ? "each split needs whole documents, so preprocess the text as several"
+                                 : "increase its --split weight";
         return data_error(err,
                           "%s: the %s split has none of the %" PRId64
-                          " sequences; increase its --split weight, set it to 0, or add data",
-                          prefix, name, d->shard->sequences);
+                          " sequences (documents); %s, or set its weight to 0",
+                          prefix, name, d->shard->sequences, advice);
     }
     d->tokens_per_epoch = tokens_between(d->shard, d->first_sequence, d->end_sequence);
     if (d->tokens_per_epoch < 2) {

@@ -173,11 +173,18 @@ static void splits(void **state) {
     assert_int_equal(end, 7);
     assert_true(split_parse(".9;.1", b, &err));
     assert_true(b[1] == 0.9 / (0.9 + 0.1) && b[3] == b[2]);
-    const char *bad[8] = {"",      "0,0,0",
-                          "none",  "1.2.3",
-                          ".",     "1,2,3,4",
-                          "1,.,2", "11111111111111111111111111111111111111111111111111111111111111111"};
-    for (int i = 0; i < 8; i++) {
+    static const char *const bad[] = {"",
+                                      "0,0,0",
+                                      "none",
+                                      "1.2.3",
+                                      ".",
+                                      "1,2,3,4",
+                                      "1,.,2",
+                                      "-5,1,0",
+                                      "nan,1,1",
+                                      "1e3,1,1",
+                                      "11111111111111111111111111111111111111111111111111111111111111111"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         err = (Error){0};
         assert_false(split_parse(bad[i], b, &err));
         assert_int_equal(err.code, EXIT_USAGE);

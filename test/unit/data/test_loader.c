@@ -356,7 +356,7 @@ static void open_errors(void **state) {
     o.split = "0,1,1";
     expect_error(&o, EXIT_USAGE, "no training data");
     o.split = "x";
-    expect_error(&o, EXIT_USAGE, "no positive weight");
+    expect_error(&o, EXIT_USAGE, "not a list of numbers");
     o.split = "9999,1,0";  // 80 sequences: the validation split rounds to zero
     expect_error(&o, EXIT_DATA, "validation split has none of the 80 sequences");
     o = good;
