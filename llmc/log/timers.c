@@ -153,13 +153,13 @@ double timer_take_seconds(Timers *timers, Timer timer) {
     return seconds;
 }
 
-// Returns minimum and maximum over ranks on which the timer ran. row: (world).
-static TimerStats combine(const double *row, int world) {
+// Returns minimum and maximum over ranks on which the timer ran. ms[rank * stride]: time of a rank.
+static TimerStats combine(const double *ms, int stride, int world) {
     TimerStats stats = {0};
-    for (int rank = 0; rank < world; rank++) {
-        if (!(row[rank] > 0)) continue;
-        if (!stats.recorded || row[rank] < stats.min_ms) stats.min_ms = row[rank];
-        if (!stats.recorded || row[rank] > stats.max_ms) stats.max_ms = row[rank];
+    for (int64_t at = 0; at < (int64_t)world * stride; at += stride) {
+        if (!(ms[at] > 0)) continue;
+        if (!stats.recorded || ms[at] < stats.min_ms) stats.min_ms = ms[at];
+        if (!stats.recorded || ms[at] > stats.max_ms) stats.max_ms = ms[at];
         stats.recorded = true;
     }
     return stats;
@@ -170,24 +170,20 @@ void timers_collect(Timers *timers, Timer first, int count, double divisor, Peer
     assert(timers && stats && count > 0 && (int)first + count <= TIMERS && divisor > 0);
     int world = 1;
     MPI_Comm_size(peers.comm, &world);
-    double *mine = (double *)xmalloc((size_t)count * sizeof *mine, "timer values");
-    double *gathered = (double *)xmalloc((size_t)count * (size_t)world * sizeof *gathered,
-                                         "timer values");  // (world, count)
-    double *row = (double *)xmalloc((size_t)world * sizeof *row, "timer values");
+    size_t row = (size_t)count * sizeof(double);
+    double *mine = (double *)xmalloc(row, "timer values");
+    double *gathered = (double *)xmalloc((size_t)world * row, "timer values");  // (world, count)
     for (int i = 0; i < count; i++) mine[i] = 1e3 * timer_take_seconds(timers, (Timer)(first + i)) / divisor;
     peers_all_gather(peers, mine, gathered, count, MPI_DOUBLE);
     for (int i = 0; i < count; i++) {
+        stats[i] = combine(gathered + i, count, world);
+        if (!rank_ms) continue;
+        stats[i].rank_ms = rank_ms + (size_t)i * (size_t)world;
         for (int rank = 0; rank < world; rank++)
-            row[rank] = gathered[(size_t)rank * (size_t)count + (size_t)i];
-        stats[i] = combine(row, world);
-        if (rank_ms) {
-            stats[i].rank_ms = rank_ms + (size_t)i * (size_t)world;
-            memcpy(stats[i].rank_ms, row, (size_t)world * sizeof *row);
-        }
+            stats[i].rank_ms[rank] = gathered[(size_t)rank * (size_t)count + (size_t)i];
     }
     free(mine);
     free(gathered);
-    free(row);
 }
 
 Exposed timers_exposed_of(const double *ms, int world) {
