@@ -175,7 +175,7 @@ static double mean_loss(Run *run) {
     int T = run->mesh.tp.size, D = run->config.dp_size, world = run->mesh.world.size;
     copy_to_host(run->compute, &own, zero_loss_sum(run->zero), sizeof own);
     stream_synchronize(run->compute);
-    float *all = (float *)xcalloc((size_t)world, sizeof(float), "losses");
+    float *all = xcalloc((size_t)world, sizeof(float), "losses");
     peers_all_gather(run_peers(run, run->launch.world), &own, all, 1, MPI_FLOAT);
     double sum = 0.0;
     for (int d = 0; d < D; d++) sum += all[world - T * D + T * d];

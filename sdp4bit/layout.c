@@ -41,7 +41,7 @@ static int64_t least_bucket(const BucketLayout *layout) {
 // Assigns units to buckets greedily in forward order (unit_bucket). Returns the number of buckets.
 static int merge_units(BucketLayout *layout, const LayoutTensor *tensors, int count) {
     int64_t least = least_bucket(layout);
-    int64_t *size = (int64_t *)xcalloc((size_t)layout->units, sizeof *size, "the bucket layout");
+    int64_t *size = xcalloc((size_t)layout->units, sizeof *size, "the bucket layout");
     for (int i = 0; i < count; i++) size[tensors[i].unit] += tensors[i].numel;
     int bucket = 0;
     int64_t filled = 0;
@@ -140,15 +140,15 @@ bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, 
     layout->dp = options->nodes * options->per_node;
     layout->tensors = count;
     layout->units = tensors[count - 1].unit + 1;
-    layout->tensor_arena = (int64_t *)xcalloc((size_t)count, sizeof(int64_t), "the tensor table");
-    layout->tensor_bucket = (int *)xcalloc((size_t)count, sizeof(int), "the tensor table");
-    layout->unit_bucket = (int *)xcalloc((size_t)layout->units, sizeof(int), "the bucket layout");
-    layout->segments = (Segment *)xcalloc((size_t)count, sizeof(Segment), "the segment table");
+    layout->tensor_arena = xcalloc((size_t)count, sizeof(int64_t), "the tensor table");
+    layout->tensor_bucket = xcalloc((size_t)count, sizeof(int), "the tensor table");
+    layout->unit_bucket = xcalloc((size_t)layout->units, sizeof(int), "the bucket layout");
+    layout->segments = xcalloc((size_t)count, sizeof(Segment), "the segment table");
     layout->segments_total = count;
     layout->buckets = merge_units(layout, tensors, count);
-    layout->bucket = (Bucket *)xcalloc((size_t)layout->buckets, sizeof(Bucket), "the bucket layout");
+    layout->bucket = xcalloc((size_t)layout->buckets, sizeof(Bucket), "the bucket layout");
 
-    int64_t *logical = (int64_t *)xcalloc((size_t)count, sizeof(int64_t), "the tensor table");
+    int64_t *logical = xcalloc((size_t)count, sizeof(int64_t), "the tensor table");
     int64_t offset = 0;
     for (int i = 0; i < count; i++) {
         logical[i] = offset + tensors[i].before;
@@ -184,7 +184,7 @@ void layout_unshard(BucketLayout *whole, const BucketLayout *layout) {
     *whole = *layout;
     whole->dp = whole->options.nodes = whole->options.per_node = 1;
     whole->shard_elements = 0;
-    whole->bucket = (Bucket *)xcalloc((size_t)layout->buckets, sizeof(Bucket), "the bucket layout");
+    whole->bucket = xcalloc((size_t)layout->buckets, sizeof(Bucket), "the bucket layout");
     for (int b = 0; b < layout->buckets; b++) {
         Bucket *bucket = &whole->bucket[b];
         *bucket = layout->bucket[b];

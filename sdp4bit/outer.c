@@ -44,9 +44,9 @@ void outer_layout(OuterLayout *outer, const BucketLayout *layout, int rank, int 
     *outer = (OuterLayout){.replica_groups = replica_groups,
                            .replica_group = replica_group,
                            .buckets = layout->buckets};
-    outer->shard = (Bucket *)xcalloc(buckets, sizeof(Bucket), "the bucket layout");
-    outer->piece = (Bucket *)xcalloc(buckets, sizeof(Bucket), "the bucket layout");
-    outer->segments = (Segment *)xcalloc(segments, sizeof(Segment), "the bucket layout");
+    outer->shard = xcalloc(buckets, sizeof(Bucket), "the bucket layout");
+    outer->piece = xcalloc(buckets, sizeof(Bucket), "the bucket layout");
+    outer->segments = xcalloc(segments, sizeof(Segment), "the bucket layout");
     for (int b = 0; b < layout->buckets; b++) {
         const Bucket *bucket = &layout->bucket[b];
         Bucket *shard = &outer->shard[b], *piece = &outer->piece[b];

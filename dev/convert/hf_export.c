@@ -200,7 +200,7 @@ static bool write_tensor(const Exporting *e, SafeWriter *writer, const HfTensor 
 // Assigns tensors to files in order. A tensor larger than the file limit gets its own file.
 static void divide(Exporting *e) {
     uint64_t used = 0, most = (uint64_t)e->options->part_bytes;
-    e->part = (int *)xcalloc((size_t)e->map.count, sizeof(int), "the parameter table");
+    e->part = xcalloc((size_t)e->map.count, sizeof(int), "the parameter table");
     e->parts = 1;
     for (int i = 0; i < e->map.count; i++) {
         uint64_t bytes = bytes_of(e, &e->map.tensors[i]);
@@ -220,7 +220,7 @@ static char *part_name(const Exporting *e, int part) {
 }
 
 static SafeWriter *open_part(const Exporting *e, int part, Error *err) {
-    SafeTensor *list = (SafeTensor *)xcalloc((size_t)e->map.count, sizeof *list, "the parameter table");
+    SafeTensor *list = xcalloc((size_t)e->map.count, sizeof *list, "the parameter table");
     int n = 0;
     for (int i = 0; i < e->map.count; i++) {
         const HfTensor *t = &e->map.tensors[i];

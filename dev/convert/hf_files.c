@@ -21,9 +21,8 @@ static void add_tensor(HfFiles *files, const SafeFile *file, const SafeEntry *en
 }
 
 static void make_room(HfFiles *files, int tensors, int parts) {
-    files->files = (SafeFile *)xcalloc((size_t)parts, sizeof(SafeFile), "the files of a folder");
-    files->tensors = (HfTensorPlace *)xcalloc((size_t)tensors + 1, sizeof(HfTensorPlace),
-                                              "the tensors of a folder");
+    files->files = xcalloc((size_t)parts, sizeof(SafeFile), "the files of a folder");
+    files->tensors = xcalloc((size_t)tensors + 1, sizeof(HfTensorPlace), "the tensors of a folder");
 }
 
 static bool open_whole(HfFiles *files, const char *path, Error *err) {

@@ -34,7 +34,7 @@ typedef struct Importing {
 
 static void make_room(Importing *m, int64_t elements) {
     if (elements <= m->room) return;
-    m->chunk = (float *)xrealloc(m->chunk, (size_t)elements * sizeof(float), "a chunk of a tensor");
+    m->chunk = xrealloc(m->chunk, (size_t)elements * sizeof(float), "a chunk of a tensor");
     m->narrow = xrealloc(m->narrow, (size_t)elements * sizeof(float), "a chunk of a tensor");
     m->room = elements;
 }
@@ -93,7 +93,7 @@ static bool check_head(Importing *m, const HfTensorPlace *head, Error *err) {
     const HfTensorPlace *words = m->places[0];
     int64_t V = m->config.words, C = hidden_of(m), most = words_at_once(m);
     bool same = safe_entry_fits(head->entry, V, C);
-    float *other = (float *)xmalloc((size_t)(most * C) * sizeof(float), "a chunk of a tensor");
+    float *other = xmalloc((size_t)(most * C) * sizeof(float), "a chunk of a tensor");
     for (int64_t row = 0; same && row < V; row += most) {
         int64_t n = (V - row < most ? V - row : most) * C;
         if (!safe_file_read(words->file, words->entry, row * C, n, m->narrow, m->chunk, err) ||
@@ -116,8 +116,7 @@ static bool match_tensors(Importing *m, Error *err) {
     hf_map_make(&m->map, family, &m->model, m->config.words);
     bool bare = !find_tensor(m, m->map.tensors[0].name, false);
     const HfTensorPlace *head = m->model.gpt.tied ? hf_files_find(&m->files, "lm_head.weight") : NULL;
-    m->places = (const HfTensorPlace **)xcalloc((size_t)m->map.count, sizeof *m->places,
-                                                "the parameter table");
+    m->places = xcalloc((size_t)m->map.count, sizeof *m->places, "the parameter table");
     for (int i = 0; i < m->map.count; i++) {
         const HfTensor *t = &m->map.tensors[i];
         m->places[i] = find_tensor(m, t->name, bare);
@@ -272,7 +271,7 @@ static bool read_rows(void *context, int i, int64_t lo, int64_t hi, float *out, 
 // padding row.
 static bool make_padding(Importing *m, int which, const HfTensorPlace *place, Error *err) {
     int64_t V = m->config.words, C = hidden_of(m), most = words_at_once(m);
-    double *sum = (double *)xcalloc((size_t)C, sizeof *sum, "the mean of the embedding");
+    double *sum = xcalloc((size_t)C, sizeof *sum, "the mean of the embedding");
     bool ok = true;
     for (int64_t row = 0; ok && row < V; row += most) {
         int64_t rows = V - row < most ? V - row : most;
@@ -286,7 +285,7 @@ static bool make_padding(Importing *m, int which, const HfTensorPlace *place, Er
 
 // Computes the padding rows of the embedding, and of the output layer if it is separate.
 static bool make_paddings(Importing *m, Error *err) {
-    m->padding = (float *)xcalloc(2 * (size_t)hidden_of(m), sizeof(float), "the mean of the embedding");
+    m->padding = xcalloc(2 * (size_t)hidden_of(m), sizeof(float), "the mean of the embedding");
     for (int i = 0, which = 0; i < m->map.gpt->whole_tensors; i++) {
         if (m->map.whole[i].row->order != HF_WORDS) continue;
         if (!make_padding(m, which++, m->places[m->map.whole[i].first], err)) return false;
@@ -304,7 +303,7 @@ static bool write_tokenizer(void *context, Error *err) {
 
 static bool save(Importing *m, Error *err) {
     int tensors = m->map.gpt->whole_tensors;
-    int64_t *units = (int64_t *)xcalloc((size_t)tensors, sizeof *units, "the parameter table");
+    int64_t *units = xcalloc((size_t)tensors, sizeof *units, "the parameter table");
     for (int i = 0; i < tensors; i++) units[i] = hf_map_unit(&m->map, i) * m->map.whole[i].columns;
     ImportedWeights weights = {.save = m->options->save,
                                .source = m->options->folder,

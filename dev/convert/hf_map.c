@@ -70,8 +70,8 @@ static void add_whole(HfMap *map, int i) {
 void hf_map_make(HfMap *map, const HfFamily *family, const ImportedModel *model, int64_t words) {
     int tensors = model->gpt.whole_tensors;
     *map = (HfMap){.family = family, .gpt = &model->gpt, .words = words};
-    map->whole = (HfWhole *)xcalloc((size_t)tensors, sizeof *map->whole, "the parameter table");
-    map->tensors = (HfTensor *)xcalloc(3 * (size_t)tensors, sizeof *map->tensors, "the parameter table");
+    map->whole = xcalloc((size_t)tensors, sizeof *map->whole, "the parameter table");
+    map->tensors = xcalloc(3 * (size_t)tensors, sizeof *map->tensors, "the parameter table");
     for (int i = 0; i < tensors; i++) add_whole(map, i);
 }
 

@@ -231,9 +231,9 @@ static void list_slices(Job *job) {
         pieces += ceil_div64(tensor_whole_elements(tensor_at(job, i)), step);
         if (step > room) room = step;
     }
-    job->slices = (Slice *)xcalloc((size_t)(pieces * wanted), sizeof(Slice), "the checkpoint's slices");
-    job->tensor_of = (int *)xcalloc((size_t)(pieces * wanted), sizeof(int), "the checkpoint's slices");
-    job->chunk = (float *)xmalloc((size_t)room * sizeof(float), "a chunk of a tensor");
+    job->slices = xcalloc((size_t)(pieces * wanted), sizeof(Slice), "the checkpoint's slices");
+    job->tensor_of = xcalloc((size_t)(pieces * wanted), sizeof(int), "the checkpoint's slices");
+    job->chunk = xmalloc((size_t)room * sizeof(float), "a chunk of a tensor");
     for (int k = 0; k < wanted; k++) {
         for (int i = 0; i < tensors; i++) add_slices(job, i, kinds[k]);
     }

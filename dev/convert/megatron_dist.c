@@ -77,7 +77,7 @@ static Item item_of(const GPT *gpt, const char *name, const PickleValue *storage
 
 static bool list_items(Listing *l, const PickleValue *names, Error *err) {
     if (!names || names->kind != PICKLE_DICT) return malformed(l, "it has no state_dict_metadata", err);
-    l->items = (Item *)xcalloc(names->count / 2 + 1, sizeof *l->items, "the names of a checkpoint");
+    l->items = xcalloc(names->count / 2 + 1, sizeof *l->items, "the names of a checkpoint");
     for (size_t i = 0; i + 1 < names->count; i += 2) {
         const char *name = pickle_text(names->items[i]);
         if (!name) return malformed(l, "a name is not a string", err);

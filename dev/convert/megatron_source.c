@@ -34,8 +34,8 @@ static MegatronTensor describe(const GPT *gpt, const Tensor *t) {
 void megatron_source_init(MegatronSource *source, const char *folder, const GPT *gpt) {
     *source = (MegatronSource){.folder = folder, .gpt = gpt};
     for (int kind = 0; kind < MEGATRON_KINDS; kind++) {
-        source->tensors[kind] = (MegatronTensor *)xcalloc((size_t)gpt->whole_tensors, sizeof(MegatronTensor),
-                                                          "the parameter table");
+        source->tensors[kind] = xcalloc((size_t)gpt->whole_tensors, sizeof(MegatronTensor),
+                                        "the parameter table");
         for (int i = 0; i < gpt->whole_tensors; i++) source->tensors[kind][i] = describe(gpt, &gpt->whole[i]);
     }
 }
@@ -60,10 +60,10 @@ int megatron_source_file(MegatronSource *source, const char *name, Error *err) {
     int found = source->file_count - 1;
     while (found >= 0 && strcmp(source->files[found]->file.path, path) != 0) found--;
     if (found < 0) {
-        MegatronFile *file = (MegatronFile *)xcalloc(1, sizeof *file, "a file of a checkpoint");
+        MegatronFile *file = xcalloc(1, sizeof *file, "a file of a checkpoint");
         if (safe_open_plain(&file->file, path, &file->bytes, err)) {
-            source->files = (MegatronFile **)grow_array(source->files, source->file_count,
-                                                        sizeof *source->files, "the files of a checkpoint");
+            source->files = grow_array(source->files, source->file_count, sizeof *source->files,
+                                       "the files of a checkpoint");
             found = source->file_count++;
             source->files[found] = file;
         } else {
@@ -197,7 +197,7 @@ bool megatron_source_add(MegatronSource *source, MegatronKind kind, int tensor, 
                           "another checkpoint",
                           path, name);
     }
-    t->pieces = (MegatronPiece *)grow_array(t->pieces, t->count, sizeof *t->pieces, "a tensor's chunks");
+    t->pieces = grow_array(t->pieces, t->count, sizeof *t->pieces, "a tensor's chunks");
     t->pieces[t->count++] = piece;
     return true;
 }

@@ -48,7 +48,7 @@ static const char TOO_SHORT[] = "its pickle is truncated", EMPTY[] = "its pickle
 static PickleValue *new_value(Machine *m, PickleKind kind) {
     PickleBlock *block = m->pickle->blocks;
     if (!block || block->used == BLOCK_VALUES) {
-        block = (PickleBlock *)xcalloc(1, sizeof *block, "a pickle's values");
+        block = xcalloc(1, sizeof *block, "a pickle's values");
         block->next = m->pickle->blocks;
         m->pickle->blocks = block;
     }
@@ -59,7 +59,7 @@ static PickleValue *new_value(Machine *m, PickleKind kind) {
 }
 
 static PickleValue **room_for_value(PickleValue **list, size_t count) {
-    return (PickleValue **)grow_array(list, (int64_t)count, sizeof *list, "a pickle's values");
+    return grow_array(list, (int64_t)count, sizeof *list, "a pickle's values");
 }
 
 static const char *push(Machine *m, PickleValue *value) {
@@ -84,7 +84,7 @@ static void append(PickleValue *list, PickleValue *value) {
 
 // Creates a NUL-terminated copy of the bytes as a value of the given kind.
 static PickleValue *new_text(Machine *m, PickleKind kind, const uint8_t *data, size_t bytes) {
-    char *copy = (char *)xmalloc(bytes + 1, "a pickle's text");
+    char *copy = xmalloc(bytes + 1, "a pickle's text");
     if (bytes) memcpy(copy, data, bytes);
     copy[bytes] = 0;
     PickleValue *value = new_value(m, kind);
@@ -152,7 +152,7 @@ static const char *op_text(Machine *m, Argument a, int which) {
 
 static const char *op_mark(Machine *m, Argument a, int which) {
     if (m->mark_count >= PICKLE_MOST_VALUES) return TOO_LARGE;
-    m->marks = (size_t *)grow_array(m->marks, (int64_t)m->mark_count, sizeof *m->marks, "a pickle's marks");
+    m->marks = grow_array(m->marks, (int64_t)m->mark_count, sizeof *m->marks, "a pickle's marks");
     m->marks[m->mark_count++] = m->depth;
     return NULL;
 }

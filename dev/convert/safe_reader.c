@@ -79,8 +79,8 @@ static const char *check_offsets(SafeFile *file, uint64_t data_bytes) {
 }
 
 static const char *parse_header(SafeFile *file, const cJSON *header, uint64_t data_bytes) {
-    file->entries = (SafeEntry *)xcalloc((size_t)cJSON_GetArraySize(header) + 1, sizeof *file->entries,
-                                         "a safetensors header");
+    file->entries = xcalloc((size_t)cJSON_GetArraySize(header) + 1, sizeof *file->entries,
+                            "a safetensors header");
     for (const cJSON *item = header->child; item; item = item->next) {
         if (strcmp(item->string, "__metadata__") == 0) continue;
         const char *fault = parse_entry(item, data_bytes, &file->entries[file->count++]);
@@ -102,7 +102,7 @@ static bool read_header(SafeFile *file, uint64_t file_bytes, Error *err) {
     if (length > SAFE_HEADER_MAX_BYTES)
         return damaged(err, file->path, "it has no safetensors header, or one of more than 16 MiB");
     if (length > file_bytes - LENGTH_BYTES) return damaged(err, file->path, "it is shorter than its header");
-    char *text = (char *)xmalloc((size_t)length + 1, "a safetensors header");
+    char *text = xmalloc((size_t)length + 1, "a safetensors header");
     bool ok = pread_all(file->fd, text, length, LENGTH_BYTES) || durable_error(err, "read", file->path);
     cJSON *header = ok ? json_parse_object(text, (size_t)length) : NULL;
     file->data = LENGTH_BYTES + length;

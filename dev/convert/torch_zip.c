@@ -66,7 +66,7 @@ static bool read_end64(Archive *a, uint64_t end, Error *err) {
 
 static bool read_end(Archive *a, Error *err) {
     uint64_t most = END_BYTES + COMMENT_MAX_BYTES, size = a->bytes < most ? a->bytes : most;
-    uint8_t *tail = (uint8_t *)xmalloc((size_t)size + 1, "the end of an archive");
+    uint8_t *tail = xmalloc((size_t)size + 1, "the end of an archive");
     bool ok = read_at(a, a->bytes - size, tail, size, err);
     int64_t at = (int64_t)size - END_BYTES;
     while (ok && at >= 0 &&
@@ -128,7 +128,7 @@ static bool place_entry(const Archive *a, const Central *c, TorchEntry *entry, E
     uint64_t header = LOCAL_BYTES + c->name + number(local + 28, 2);
     if (!is(local, "PK\3\4") || number(local + 26, 2) != c->name || number(local + 8, 2) != c->method)
         return damaged(a, "an entry is not at the offset in its directory", err);
-    char *name = (char *)xmalloc((size_t)c->name + 1, "an entry's name");
+    char *name = xmalloc((size_t)c->name + 1, "an entry's name");
     bool ok = read_at(a, c->local + LOCAL_BYTES, name, c->name, err);
     if (ok && memcmp(name, entry->name, (size_t)c->name) != 0)
         ok = damaged(a, "an entry's name does not match the directory", err);
@@ -166,9 +166,8 @@ static int by_name(const void *a, const void *b) {
 
 static bool read_directory(Archive *a, Error *err) {
     TorchZip *zip = a->zip;
-    uint8_t *directory = (uint8_t *)xmalloc((size_t)a->directory_bytes + 1, "an archive's directory");
-    zip->entries = (TorchEntry *)xcalloc((size_t)a->entries + 1, sizeof *zip->entries,
-                                         "an archive's directory");
+    uint8_t *directory = xmalloc((size_t)a->directory_bytes + 1, "an archive's directory");
+    zip->entries = xcalloc((size_t)a->entries + 1, sizeof *zip->entries, "an archive's directory");
     bool ok = read_at(a, a->directory, directory, a->directory_bytes, err);
     uint64_t at = 0, length = 0;
     for (uint64_t i = 0; ok && i < a->entries; i++, at += length)

@@ -177,7 +177,7 @@ char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, E
             path, (long long)status.st_size, (unsigned long long)max_bytes);
     } else {
         *bytes = (uint64_t)status.st_size;
-        text = (char *)xmalloc((size_t)*bytes + 1, "a file");
+        text = xmalloc((size_t)*bytes + 1, "a file");
         text[*bytes] = 0;
         if (!pread_all(fd, text, *bytes, 0)) {
             durable_error(err, "read", path);
@@ -204,7 +204,7 @@ FILE *durable_open_plain(const char *path) {
 static bool hash_all(int fd, uint64_t *xxh3, bool (*keep_going)(void *context), void *context,
                      bool *stopped) {
     XXH3_state_t *state = XXH3_createState();
-    char *buffer = (char *)xmalloc(HASH_BUFFER_BYTES, "a hash buffer");
+    char *buffer = xmalloc(HASH_BUFFER_BYTES, "a hash buffer");
     ssize_t done = -1;
     if (!state)
         fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a hash state; use a machine with more memory");

@@ -14,7 +14,7 @@
 static void reserve(Text *text, size_t more) {
     if (text->length + more < text->capacity) return;
     text->capacity = 2 * (text->length + more + 64);
-    text->data = (char *)xrealloc(text->data, text->capacity, "a log line");
+    text->data = xrealloc(text->data, text->capacity, "a log line");
 }
 
 void text_add(Text *text, const char *format, ...) {
@@ -49,7 +49,7 @@ void text_add_quoted(Text *out, const char *text) {
     static const char special[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
     size_t bytes = strlen(text);
     int64_t replaced = 0;
-    char *valid = (char *)xmalloc(3 * bytes + 1, "a JSON string");
+    char *valid = xmalloc(3 * bytes + 1, "a JSON string");
     valid[utf8_repair(text, bytes, valid, &replaced)] = 0;
     text_add(out, "\"");
     for (const char *c = valid; *c; c++) {

@@ -8,8 +8,7 @@
 void memory_plan_reserve(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes,
                          void **target) {
     assert(plan && group && purpose && target);
-    plan->entries = (MemoryPlanEntry *)grow_array(plan->entries, plan->count, sizeof *plan->entries,
-                                                  "the memory plan");
+    plan->entries = grow_array(plan->entries, plan->count, sizeof *plan->entries, "the memory plan");
     plan->entries[plan->count++] = (MemoryPlanEntry){group, purpose, bytes, target, NULL, false};
     *target = NULL;
 }

@@ -122,9 +122,9 @@ static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
     size_t capacity = (size_t)save->slice_count + 1;
     int tensor = 0;
     memset(shard, 0, sizeof *shard);
-    shard->order = (int *)xcalloc(capacity, sizeof *shard->order, "a checkpoint's slices");
-    shard->slices = (ManifestSlice *)xcalloc(capacity, sizeof *shard->slices, "a checkpoint's slices");
-    shard->tensors = (SafeTensor *)xcalloc(capacity, sizeof *shard->tensors, "a checkpoint's slices");
+    shard->order = xcalloc(capacity, sizeof *shard->order, "a checkpoint's slices");
+    shard->slices = xcalloc(capacity, sizeof *shard->slices, "a checkpoint's slices");
+    shard->tensors = xcalloc(capacity, sizeof *shard->tensors, "a checkpoint's slices");
     for (int width = 4; width >= 2; width -= 2) {
         for (int i = 0; i < save->slice_count; i++) {
             const Slice *s = &save->slices[i];
@@ -269,8 +269,8 @@ static char *gather_entries(Peers peers, const char *entry, size_t entry_bytes, 
     int rank, ranks, mine = (int)entry_bytes;
     MPI_Comm_rank(peers.comm, &rank);
     MPI_Comm_size(peers.comm, &ranks);
-    int *lengths = (int *)xcalloc((size_t)ranks, sizeof(int), "manifest entries");
-    int *starts = rank == 0 ? (int *)xcalloc((size_t)ranks, sizeof(int), "manifest entries") : NULL;
+    int *lengths = xcalloc((size_t)ranks, sizeof(int), "manifest entries");
+    int *starts = rank == 0 ? xcalloc((size_t)ranks, sizeof(int), "manifest entries") : NULL;
     char *all = NULL;
     *bytes = 0;
     peers_all_gather(peers, &mine, lengths, 1, MPI_INT);
@@ -278,7 +278,7 @@ static char *gather_entries(Peers peers, const char *entry, size_t entry_bytes, 
         starts[r] = (int)*bytes;
         *bytes += (size_t)lengths[r] + (r + 1 < ranks ? 2 : 0);
     }
-    if (rank == 0) all = (char *)xmalloc(*bytes + 1, "manifest entries");
+    if (rank == 0) all = xmalloc(*bytes + 1, "manifest entries");
     peers_gather_bytes(peers, entry, mine, all, lengths, starts);
     for (int r = 0; rank == 0 && r + 1 < ranks; r++) memcpy(all + starts[r] + lengths[r], ",\n", 2);
     free(lengths);
@@ -419,14 +419,14 @@ static bool gather(CheckpointJob *job) {
 
 CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err) {
     assert(save->state.iteration >= 0 && save->tensor_count > 0 && save->fetch);
-    CheckpointJob *job = (CheckpointJob *)xcalloc(1, sizeof *job, "a checkpoint");
-    Slice *slices = (Slice *)xcalloc((size_t)save->slice_count + 1, sizeof *slices, "a checkpoint's slices");
+    CheckpointJob *job = xcalloc(1, sizeof *job, "a checkpoint");
+    Slice *slices = xcalloc((size_t)save->slice_count + 1, sizeof *slices, "a checkpoint's slices");
     memcpy(slices, save->slices, (size_t)save->slice_count * sizeof *slices);
     job->save = *save;
     job->save.slices = slices;
     job->save.arguments_json = save->arguments_json ? xstrdup(save->arguments_json) : NULL;
     size_t node_bytes = (size_t)save->node_state_count * sizeof(RunState);
-    job->save.node_states = (const RunState *)xmalloc(node_bytes + 1, "a checkpoint's nodes");
+    job->save.node_states = xmalloc(node_bytes + 1, "a checkpoint's nodes");
     if (node_bytes) memcpy((RunState *)job->save.node_states, save->node_states, node_bytes);
     job->here = save->peers.site ? *save->peers.site : (Site){.rank = -1};
     MPI_Comm_rank(save->peers.comm, &job->rank);

@@ -184,7 +184,7 @@ static char *share_file(const char *path, uint64_t *bytes, Peers peers, Error *e
     if (rank == 0) text = durable_read_file(path, MANIFEST_MAX_BYTES, bytes, err);
     if (!peers_agree(peers, rank != 0 || text, err, NULL)) return NULL;
     peers_broadcast(peers, bytes, sizeof *bytes, 0);
-    if (rank != 0) text = (char *)xmalloc((size_t)*bytes + 1, "a checkpoint's manifest");
+    if (rank != 0) text = xmalloc((size_t)*bytes + 1, "a checkpoint's manifest");
     peers_broadcast(peers, text, (size_t)*bytes, 0);
     return text;
 }
@@ -262,12 +262,12 @@ static void close_shards(const Checkpoint *c) {
 }
 
 static Checkpoint *open_exact(const char *directory, int64_t iteration, Peers peers, Error *err) {
-    Checkpoint *c = (Checkpoint *)xcalloc(1, sizeof *c, "a checkpoint");
+    Checkpoint *c = xcalloc(1, sizeof *c, "a checkpoint");
     c->folder = find_folder(directory, iteration);
-    c->cache = (ShardCache *)xcalloc(1, sizeof *c->cache, "a checkpoint's open files");
+    c->cache = xcalloc(1, sizeof *c->cache, "a checkpoint's open files");
     if (read_manifest(c, iteration, peers, err) && check_files(c, peers, err)) {
         size_t bytes = ((size_t)c->manifest.file_count + 1) * sizeof(int);
-        c->cache->fd = (int *)xmalloc(bytes, "a checkpoint's open files");
+        c->cache->fd = xmalloc(bytes, "a checkpoint's open files");
         memset(c->cache->fd, -1, bytes);
         return c;
     }

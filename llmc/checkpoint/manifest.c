@@ -208,7 +208,7 @@ static const char *parse_node_states(const cJSON *list, Manifest *m) {
     int count = list ? cJSON_GetArraySize(list) : 0;
     if (!list) return NULL;
     if (!cJSON_IsArray(list) || count > MOST_NODES) return "its \"nodes\" is not a valid list";
-    m->node_states = (RunState *)xcalloc((size_t)count + 1, sizeof(RunState), "a checkpoint's nodes");
+    m->node_states = xcalloc((size_t)count + 1, sizeof(RunState), "a checkpoint's nodes");
     for (const cJSON *item = list->child; item; item = item->next) {
         const char *fault = parse_state(item, &m->node_states[m->node_state_count++]);
         if (fault) return fault;
@@ -221,8 +221,7 @@ static int compare_tensor_names(const void *a, const void *b) {
 }
 
 static bool tensor_names_differ(const Manifest *m) {
-    const Tensor **sorted = (const Tensor **)xcalloc((size_t)m->tensor_count + 1, sizeof *sorted,
-                                                     "parameter names");
+    const Tensor **sorted = xcalloc((size_t)m->tensor_count + 1, sizeof *sorted, "parameter names");
     for (int i = 0; i < m->tensor_count; i++) sorted[i] = &m->tensors[i];
     qsort(sorted, (size_t)m->tensor_count, sizeof *sorted, compare_tensor_names);
     bool differ = true;
@@ -251,8 +250,8 @@ static const char *parse_tensor(const cJSON *item, Tensor *t) {
 
 static const char *parse_tensors(const cJSON *list, Manifest *m) {
     if (!cJSON_IsArray(list)) return "it has no list of tensors";
-    m->tensors = (Tensor *)xcalloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *m->tensors,
-                                   "a checkpoint's parameter table");
+    m->tensors = xcalloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *m->tensors,
+                         "a checkpoint's parameter table");
     for (const cJSON *item = list->child; item; item = item->next) {
         const char *fault = parse_tensor(item, &m->tensors[m->tensor_count++]);
         if (fault) return fault;
@@ -353,9 +352,8 @@ static const char *parse_files(const cJSON *list, Manifest *m) {
     const cJSON *item;
     cJSON_ArrayForEach(item, list)
         slices += cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(item, "slices"));
-    m->files = (ManifestFile *)xcalloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *m->files,
-                                       "a checkpoint's file table");
-    m->slices = (ManifestSlice *)xcalloc((size_t)slices + 1, sizeof *m->slices, "a checkpoint's slice table");
+    m->files = xcalloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *m->files, "a checkpoint's file table");
+    m->slices = xcalloc((size_t)slices + 1, sizeof *m->slices, "a checkpoint's slice table");
     cJSON_ArrayForEach(item, list) {
         const char *fault = parse_file(item, m, weight_bytes);
         if (fault) return fault;
@@ -382,7 +380,7 @@ static bool overlap(const ManifestSlice *x, const ManifestSlice *y) {
 }
 
 static const char *sort_slices(Manifest *m) {
-    m->order = (int *)xcalloc((size_t)m->slice_count + 1, sizeof *m->order, "a checkpoint's slice order");
+    m->order = xcalloc((size_t)m->slice_count + 1, sizeof *m->order, "a checkpoint's slice order");
     for (int i = 0; i < m->slice_count; i++) m->order[i] = i;
     qsort_r(m->order, (size_t)m->slice_count, sizeof *m->order, compare_slices, m->slices);
     for (int i = 1; i < m->slice_count; i++) {

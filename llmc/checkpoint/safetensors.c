@@ -70,7 +70,7 @@ SafeWriter *safe_writer_open(const char *path, const SafeTensor *tensors, int co
         durable_error(err, "create", path);
         return NULL;
     }
-    SafeWriter *writer = (SafeWriter *)xcalloc(1, sizeof *writer, "a safetensors writer");
+    SafeWriter *writer = xcalloc(1, sizeof *writer, "a safetensors writer");
     *writer = (SafeWriter){.fd = fd, .path = xstrdup(path), .hash = XXH3_createState()};
     if (!writer->hash)
         fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a hash state; use a machine with more memory");

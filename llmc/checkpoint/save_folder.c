@@ -228,7 +228,7 @@ int64_t *save_folder_list(const char *directory, int *count) {
     for (struct dirent *entry; (entry = readdir(folder));) {
         int64_t iteration = iteration_of(entry->d_name);
         if (iteration < 0 || !save_folder_holds(directory, iteration)) continue;
-        list = (int64_t *)grow_array(list, *count, sizeof *list, "the list of checkpoints");
+        list = grow_array(list, *count, sizeof *list, "the list of checkpoints");
         list[(*count)++] = iteration;
     }
     closedir(folder);
@@ -239,8 +239,8 @@ int64_t *save_folder_list(const char *directory, int *count) {
 // --- Lineage -------------------------------------------------------------------------------------
 
 static void append(Lineage *l, int64_t iteration) {
-    l->iterations = (int64_t *)grow_array(l->iterations, l->count, sizeof *l->iterations,
-                                          "the run's list of checkpoints");
+    l->iterations = grow_array(l->iterations, l->count, sizeof *l->iterations,
+                               "the run's list of checkpoints");
     l->iterations[l->count++] = iteration;
 }
 

@@ -117,7 +117,7 @@ static bool holds_folder(Saver *saver, int64_t iteration, Error *err) {
 static RunState *node_states(const Saver *saver, const RunState *own) {
     const Mesh *mesh = saver->mesh;
     size_t ranks = (size_t)mesh->world.size;
-    RunState *all = (RunState *)xcalloc(ranks, sizeof *all, "a checkpoint's nodes");
+    RunState *all = xcalloc(ranks, sizeof *all, "a checkpoint's nodes");
     peers_all_gather(saver->peers, own, all, (int)sizeof *own, MPI_BYTE);
     for (int n = 0; n < mesh->replica_groups.size; n++) all[n] = all[n * mesh->per_node];
     return all;

@@ -34,7 +34,7 @@ ZeroSlices zero_slices(const Zero *zero, bool optimizer) {
         const Range *ranges = zero_ranges(zero, kind, &count);
         if (!zero_saves(zero, kind, optimizer)) continue;
         size_t room = ((size_t)out.count + (size_t)count + 1) * sizeof(Slice);
-        out.slices = (Slice *)xrealloc(out.slices, room, "the checkpoint's slices");
+        out.slices = xrealloc(out.slices, room, "the checkpoint's slices");
         for (int i = 0; i < count; i++) {
             Slice *slice = &out.slices[out.count++];
             *slice = slice_of_range(zero, kind, &ranges[i]);

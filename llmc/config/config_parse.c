@@ -83,7 +83,7 @@ bool config_parse(Config *config, int argc, char **argv, char *notes, size_t not
     options_defaults(table, rows, config);
     if (!options_read_words(argc, argv, &config->words, &config->words_count, err)) return false;
     if (wants_answer(config)) return true;
-    bool *given = (bool *)xcalloc((size_t)rows, sizeof *given, "options");
+    bool *given = xcalloc((size_t)rows, sizeof *given, "options");
     bool ok = parse_words(config, given, notes, notes_bytes, err);
     free(given);
     if (!ok) {

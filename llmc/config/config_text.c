@@ -103,7 +103,7 @@ void config_print(const Config *config, FILE *file) {
     assert(config && file);
     int rows, derived, count = 0;
     const Option *table = config_options(&rows), *values = config_derived(&derived);
-    char **lines = (char **)xcalloc((size_t)(rows + derived), sizeof *lines, "argument dump");
+    char **lines = xcalloc((size_t)(rows + derived), sizeof *lines, "argument dump");
     for (int i = 0; i < rows; i++) {
         if (config_is_setting(&table[i])) lines[count++] = row_line(&table[i], config);
     }

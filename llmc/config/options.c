@@ -25,8 +25,8 @@ static bool add_word(Reader *reader, const char *text, size_t length, Error *err
     if (reader->count == MAX_WORDS) {
         return usage_error(err, "more than %d words on the command line; shorten it", (int)MAX_WORDS);
     }
-    reader->words = (char **)grow_array(reader->words, reader->count, sizeof *reader->words, "command line");
-    char *word = (char *)xmalloc(length + 1, "command line");
+    reader->words = grow_array(reader->words, reader->count, sizeof *reader->words, "command line");
+    char *word = xmalloc(length + 1, "command line");
     memcpy(word, text, length);
     word[length] = 0;
     reader->words[reader->count++] = word;
@@ -40,7 +40,7 @@ static char *read_text(const char *path, size_t *bytes, Error *err) {
                     errno ? strerror(errno) : "not a plain file");
         return NULL;
     }
-    char *text = (char *)xmalloc(MAX_FILE_BYTES + 2, "argument file");
+    char *text = xmalloc(MAX_FILE_BYTES + 2, "argument file");
     *bytes = fread(text, 1, MAX_FILE_BYTES + 1, file);
     const char *fault = ferror(file)              ? strerror(errno)
                         : *bytes > MAX_FILE_BYTES ? "larger than 1 MiB"
@@ -123,7 +123,7 @@ static bool add_nested_file(Reader *reader, const char *from, const char *name, 
     const char *slash = strrchr(from, '/');
     size_t folder = slash && name[0] != '/' ? (size_t)(slash - from) + 1 : 0;
     size_t length = strlen(name);
-    char *path = (char *)xmalloc(folder + length + 1, "argument file");
+    char *path = xmalloc(folder + length + 1, "argument file");
     memcpy(path, from, folder);
     memcpy(path + folder, name, length + 1);
     bool ok = add_file(reader, path, depth, err);
@@ -161,7 +161,7 @@ static bool add_file(Reader *reader, const char *path, int depth, Error *err) {
     size_t bytes;
     char *text = read_text(path, &bytes, err);
     if (!text) return false;
-    char *word = (char *)xcalloc(bytes + 1, 1, "argument file");
+    char *word = xcalloc(bytes + 1, 1, "argument file");
     bool ok = add_text(reader, path, text, word, depth, err);
     free(word);
     free(text);
@@ -544,7 +544,7 @@ bool options_parse(const Option *table, int rows, char **words, int count, void 
                    const OptionsFound *found, Error *err) {
     assert(table && (words || !count) && settings);
     OptionsFound f = found ? *found : (OptionsFound){NULL, NULL, 0};
-    bool *seen = f.given ? f.given : (bool *)xcalloc((size_t)rows, sizeof *seen, "options");
+    bool *seen = f.given ? f.given : xcalloc((size_t)rows, sizeof *seen, "options");
     ParseFaults faults = {0};
     Error fault;
     for (int at = 0; at < count;) {

@@ -51,7 +51,7 @@ void comm_open(Mesh *mesh, Device *device, double limit) {
     for (int i = 0; i < MESH_GROUPS; i++) {
         Group *group = &mesh->group[i];
         if (group->size == 1 || group == &mesh->dp) continue;
-        group->comm = (Comm *)xcalloc(1, sizeof(Comm), "the communicator");
+        group->comm = xcalloc(1, sizeof(Comm), "the communicator");
         group->comm->site = device_site(device);
         group->comm->limit = limit;
     }
@@ -80,8 +80,8 @@ static MPI_Request *next_request(Requests *all, int whom, bool last) {
     if (all->count == all->room) {
         all->room = all->room ? 2 * all->room : 64;
         size_t room = (size_t)all->room;
-        all->request = (MPI_Request *)xrealloc(all->request, room * sizeof(MPI_Request), "MPI requests");
-        all->part = (Part *)xrealloc(all->part, room * sizeof(Part), "MPI requests");
+        all->request = xrealloc(all->request, room * sizeof(MPI_Request), "MPI requests");
+        all->part = xrealloc(all->part, room * sizeof(Part), "MPI requests");
     }
     all->part[all->count] = (Part){whom, last};
     return &all->request[all->count++];
@@ -212,7 +212,7 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
 Link *link_open(const Group *group, int from, int to, Device *device, const char *name) {
     assert(from != to && from >= 0 && from < group->size && to >= 0 && to < group->size);
     if (group->rank != from && group->rank != to) return NULL;
-    Link *link = (Link *)xcalloc(1, sizeof *link, "a link");
+    Link *link = xcalloc(1, sizeof *link, "a link");
     Peers peers = {group->mpi, group->comm->limit, group->comm->site};
     link->comm = group->comm;
     link->name = name;

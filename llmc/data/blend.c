@@ -33,7 +33,7 @@ static bool read_weights(DataSource *source, const char *const *words, int count
                            "weight before every prefix, or prefixes only",
                            count);
     }
-    source->weights = (double *)xcalloc((size_t)count / 2, sizeof(double), "blend weights");
+    source->weights = xcalloc((size_t)count / 2, sizeof(double), "blend weights");
     for (int i = 0; i < count; i += 2) {
         double *w = &source->weights[i / 2];
         if (parse_number(words[i], w) && isfinite(*w) && *w > 0) continue;
@@ -54,7 +54,7 @@ bool data_source_open(DataSource *source, const char *const *words, int count, E
         return usage_error(err, "--data-path has more than %d shards; merge some with merge_datasets",
                            INT16_MAX);
     }
-    source->shard = (Shard *)xcalloc((size_t)count, sizeof(Shard), "shards");
+    source->shard = xcalloc((size_t)count, sizeof(Shard), "shards");
     bool ok = !pairs || read_weights(source, words, count, err);
     for (; ok && source->shards < shards; source->shards += ok) {
         ok = shard_open(&source->shard[source->shards],
@@ -101,7 +101,7 @@ void blend_indices(const double *weights, const int64_t *limits, int shards, int
                    int16_t *blend_shard, int64_t *blend_sample) {
     assert(shards >= 1 && shards <= INT16_MAX && length >= 0);
     // integers, exact below 2^53
-    double *drawn = (double *)xcalloc((size_t)shards, sizeof(double), "blend counters");
+    double *drawn = xcalloc((size_t)shards, sizeof(double), "blend counters");
     for (int64_t k = 0; k < length; k++) {
         double draws = k > 1 ? (double)k : 1.0, most = -INFINITY;
         int chosen = 0;
@@ -186,7 +186,7 @@ static bool build_parts(BlendedDataset *d, const DataSource *source, const Split
         d->samples = d->parts[0].samples;
         return ok;
     }
-    d->weights = (double *)xcalloc((size_t)d->shards, sizeof(double), "blend weights");
+    d->weights = xcalloc((size_t)d->shards, sizeof(double), "blend weights");
     return source->weights ? build_weighted(d, source, r, err) : build_list(d, source, r, err);
 }
 
@@ -212,8 +212,7 @@ static bool check_draws(BlendedDataset *d, Error *err) {
 }
 
 static void fill_draws(const BlendedDataset *d, bool exhaust) {
-    int64_t *limits = exhaust ? (int64_t *)xcalloc((size_t)d->shards, sizeof *limits, "samples per part")
-                              : NULL;
+    int64_t *limits = exhaust ? xcalloc((size_t)d->shards, sizeof *limits, "samples per part") : NULL;
     for (int i = 0; exhaust && i < d->shards; i++) limits[i] = d->parts[i].samples;
     blend_indices(d->weights, limits, d->shards, d->samples, d->blend_shard, d->blend_sample);
     free(limits);
@@ -242,7 +241,7 @@ bool blended_dataset_build(BlendedDataset *dataset, const DataSource *source, co
     if (r->bounds && r->bounds[r->split + 1] <= r->bounds[r->split]) {
         return usage_error(err, "--split gives no weight to a split that needs samples; set its weight");
     }
-    dataset->parts = (GptDataset *)xcalloc((size_t)source->shards, sizeof(GptDataset), "blend parts");
+    dataset->parts = xcalloc((size_t)source->shards, sizeof(GptDataset), "blend parts");
     bool exhaust = r->samples == ONE_EPOCH, ok = build_parts(dataset, source, r, err);
     if (exhaust) dataset->requested = dataset->samples;
     if (ok && dataset->weights) ok = build_draws(dataset, exhaust, err);

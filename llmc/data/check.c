@@ -22,7 +22,7 @@ static bool bad_token(const Shard *shard, int64_t position, int32_t id, int voca
 
 static bool check_tokens(const Shard *shard, int vocab_size, int32_t *largest, Error *err) {
     enum { CHUNK = 1 << 16 };
-    int32_t *ids = (int32_t *)xmalloc(CHUNK * sizeof *ids, "ids to check");
+    int32_t *ids = xmalloc(CHUNK * sizeof *ids, "ids to check");
     bool ok = true;
     *largest = -1;
     for (int64_t at = 0; ok && at < shard->tokens; at += CHUNK) {

@@ -27,8 +27,7 @@ static void cut_words(DataWords *words, char *text) {
     char *rest = text;
     *words = (DataWords){.text = text};
     for (char *word; (word = strtok_r(rest, SPACE, &rest));) {
-        words->items = (const char **)grow_array(words->items, words->count, sizeof *words->items,
-                                                 "the list of shards");
+        words->items = grow_array(words->items, words->count, sizeof *words->items, "the list of shards");
         words->items[words->count++] = word;
     }
 }

@@ -103,20 +103,20 @@ static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
 static void allocate_batch(Loader *l) {
     const LoaderOptions *o = &l->options;
     size_t elements = (size_t)o->micro_batch_size * (size_t)o->seq_length;
-    l->ids = (int32_t *)xmalloc(((size_t)o->seq_length + 1) * sizeof(int32_t), "sample ids");
-    l->batch.tokens = (int32_t *)xmalloc(elements * sizeof(int32_t), "batch tokens");
-    l->batch.targets = (int32_t *)xmalloc(elements * sizeof(int32_t), "batch targets");
-    l->batch.positions = (int32_t *)xmalloc(elements * sizeof(int32_t), "batch positions");
-    if (o->eod_mask_loss) l->batch.loss_mask = (float *)xmalloc(elements * sizeof(float), "loss mask");
+    l->ids = xmalloc(((size_t)o->seq_length + 1) * sizeof(int32_t), "sample ids");
+    l->batch.tokens = xmalloc(elements * sizeof(int32_t), "batch tokens");
+    l->batch.targets = xmalloc(elements * sizeof(int32_t), "batch targets");
+    l->batch.positions = xmalloc(elements * sizeof(int32_t), "batch positions");
+    if (o->eod_mask_loss) l->batch.loss_mask = xmalloc(elements * sizeof(float), "loss mask");
     if (o->reset_attention_mask) {
-        l->batch.doc_start = (int32_t *)xmalloc(elements * sizeof(int32_t), "document starts");
+        l->batch.doc_start = xmalloc(elements * sizeof(int32_t), "document starts");
     }
 }
 
 Loader *loader_open(const LoaderOptions *options, Peers node, Error *err) {
     double start = monotonic_seconds();
     Error local = {0};
-    Loader *l = (Loader *)xcalloc(1, sizeof *l, "the loader");
+    Loader *l = xcalloc(1, sizeof *l, "the loader");
     mapped_set_site(node.site);
     l->memory = node_memory_open(node, true);
     if (!build_datasets(l, options, &local)) {
@@ -162,7 +162,7 @@ int64_t loader_samples(const Loader *loader, int split) {
 uint64_t *loader_fingerprints(const Loader *loader, int *shards) {
     *shards = 0;
     for (int s = 0; s < SPLITS; s++) *shards += loader->source[s].shards;
-    uint64_t *prints = (uint64_t *)xcalloc((size_t)*shards + 1, sizeof *prints, "the shards' fingerprints"),
+    uint64_t *prints = xcalloc((size_t)*shards + 1, sizeof *prints, "the shards' fingerprints"),
              *next = prints;
     for (int s = 0; s < SPLITS; s++) {
         for (int i = 0; i < loader->source[s].shards; i++) {

@@ -86,7 +86,7 @@ static void print_origin(const BlendedDataset *d, int64_t k, FILE *out) {
             i + 1, d->shards, part_sample, p->samples);
     print_epoch(p, part_sample, out);
     print_spans(p, part_sample, out);
-    int64_t *drawn = (int64_t *)xcalloc((size_t)d->shards, sizeof(int64_t), "draws per part");
+    int64_t *drawn = xcalloc((size_t)d->shards, sizeof(int64_t), "draws per part");
     int64_t run = d->requested < d->samples ? d->requested : d->samples;
     for (int64_t j = 0; j < run; j++) drawn[blended_dataset_shard(d, j, &part_sample)]++;
     fprintf(out, "  the run's %" PRId64 " samples by part:\n", run);
@@ -126,7 +126,7 @@ bool loader_inspect(const Loader *loader, int64_t k, FILE *out, DecodeToken deco
                            k, samples - 1);
     }
     int count = loader->options.seq_length + 1;
-    int32_t *ids = (int32_t *)xmalloc((size_t)count * sizeof *ids, "sample ids");
+    int32_t *ids = xmalloc((size_t)count * sizeof *ids, "sample ids");
     bool mock = loader->options.mock_data, ok = loader_sample(loader, SPLIT_TRAIN, k, ids, err);
     fprintf(out,
             "sample %" PRId64

@@ -66,7 +66,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
 void mapped_guard(const void *start, size_t bytes, const char *path) {
     assert(path && (start || !bytes));
     if (!bytes) return;
-    Mapped *m = (Mapped *)xcalloc(1, sizeof *m, "the table of mapped files");
+    Mapped *m = xcalloc(1, sizeof *m, "the table of mapped files");
     *m = (Mapped){(const uint8_t *)start, bytes, xstrdup(path), NULL};
     pthread_mutex_lock(&list_lock);
     m->next = atomic_load(&all_mapped);

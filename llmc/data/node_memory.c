@@ -23,7 +23,7 @@ struct NodeMemory {
 };
 
 NodeMemory *node_memory_open(Peers node, bool share) {
-    NodeMemory *m = (NodeMemory *)xcalloc(1, sizeof *m, "node memory");
+    NodeMemory *m = xcalloc(1, sizeof *m, "node memory");
     m->node = node;
     m->node.comm = peers_duplicate(node);
     MPI_Comm_rank(m->node.comm, &m->rank);
@@ -57,7 +57,7 @@ void *node_memory_alloc(NodeMemory *m, size_t bytes) {
     if (!memory) memory = map_private(m, bytes);
     if (!memory) return NULL;
     madvise(memory, bytes, MADV_HUGEPAGE);  // the index is read in random order; failure is harmless
-    Block *block = (Block *)xmalloc(sizeof *block, "a node memory block");
+    Block *block = xmalloc(sizeof *block, "a node memory block");
     *block = (Block){memory, bytes, shared, false, m->blocks};
     m->blocks = block;
     return memory;

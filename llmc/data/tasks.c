@@ -111,8 +111,8 @@ static bool add_request(Parser *r, const char *context, const char *delimiter, c
     TaskRequest request = append_tokens(r, front, count);
     request.scored = (int32_t)scored;
     for (; *choice; choice++) request.characters += !utf8_continues(*choice);
-    set->request = (TaskRequest *)grow_array(set->request, set->requests, sizeof *set->request,
-                                             "the samples of --eval-tasks");
+    set->request = grow_array(set->request, set->requests, sizeof *set->request,
+                              "the samples of --eval-tasks");
     set->request[set->requests++] = request;
     return true;
 }
@@ -146,7 +146,7 @@ static bool add_task(Parser *r, const char *name, TaskForm form) {
     }
     if (set->tasks == MAX_TASKS) return refuse(r, "there are more than %d tasks", MAX_TASKS);
     snprintf(task.name, sizeof task.name, "%s", name);
-    set->task = (Task *)grow_array(set->task, set->tasks, sizeof task, "the samples of --eval-tasks");
+    set->task = grow_array(set->task, set->tasks, sizeof task, "the samples of --eval-tasks");
     set->task[set->tasks++] = task;
     return true;
 }
@@ -201,8 +201,7 @@ static bool read_sample(Parser *r, const cJSON *object) {
     if (!find_task(r, name, choices ? TASK_CHOICES : TASK_CONTINUATION, &sample.task)) return false;
     if (!read_context(r, text)) return false;
     if (!(choices ? read_choices : read_continuation)(r, object, text, &sample)) return false;
-    set->sample = (TaskSample *)grow_array(set->sample, set->samples, sizeof *set->sample,
-                                           "the samples of --eval-tasks");
+    set->sample = grow_array(set->sample, set->samples, sizeof *set->sample, "the samples of --eval-tasks");
     set->sample[set->samples++] = sample;
     set->task[sample.task].samples++;
     return true;

@@ -89,7 +89,7 @@ static bool open_json(Log *log, const char *path, Error *err) {
 
 Log *log_open(const Config *config, int world_size, bool active, const Site *site, Error *err) {
     assert(config && world_size > 0);
-    Log *log = (Log *)xcalloc(1, sizeof *log, "log");
+    Log *log = xcalloc(1, sizeof *log, "log");
     *log =
         (Log){.config = config, .world_size = world_size, .active = active, .site = site, .json = {.fd = -1}};
     if (!active) return log;
@@ -458,7 +458,7 @@ static void print_timers(Log *log, const TimerTable *t, const TimerStats *stats,
 static void collect_and_print(Log *log, Timers *timers, const TimerTable *t, Peers peers, TimerStats *stats) {
     int world = 1;
     MPI_Comm_size(peers.comm, &world);
-    double *rank_ms = (double *)xmalloc((size_t)t->count * (size_t)world * sizeof *rank_ms, "timer values");
+    double *rank_ms = xmalloc((size_t)t->count * (size_t)world * sizeof *rank_ms, "timer values");
     timers_collect(timers, t->first, t->count, t->divisor, peers, stats, rank_ms);
     if (log->active) print_timers(log, t, stats, world);
     free(rank_ms);

@@ -62,7 +62,7 @@ static char *path_in(const char *save) { return text_format("%s/progress.txt", s
 
 Progress *progress_open(const char *save, int world_size, double flops_so_far, bool active, Error *err) {
     assert((save || !active) && world_size > 0);
-    Progress *p = (Progress *)xcalloc(1, sizeof *p, "progress log");
+    Progress *p = xcalloc(1, sizeof *p, "progress log");
     double now = wall_seconds();
     *p = (Progress){.active = active,
                     .file = {.fd = -1},

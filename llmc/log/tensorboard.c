@@ -154,7 +154,7 @@ static char *event_path(const char *dir, int n) {
 
 Tensorboard *tensorboard_open(const char *dir, Error *err) {
     if (!append_make_folders(dir, err)) return NULL;
-    Tensorboard *tb = (Tensorboard *)xcalloc(1, sizeof *tb, "TensorBoard writer");
+    Tensorboard *tb = xcalloc(1, sizeof *tb, "TensorBoard writer");
     bool opened = false, taken = true;
     for (int n = 0; taken && n < 1000; n++) {
         char *path = event_path(dir, n);

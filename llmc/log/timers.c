@@ -58,7 +58,7 @@ const char *timer_name(Timer timer) { return timer_info[timer].name; }
 
 Timers *timers_create(Device *device, int level) {
     assert(level >= 0 && level <= 2);
-    Timers *timers = (Timers *)xcalloc(1, sizeof *timers, "timers");
+    Timers *timers = xcalloc(1, sizeof *timers, "timers");
     timers->device = device;
     timers->level = level;
     return timers;
@@ -108,7 +108,7 @@ void timer_start(Timers *timers, Timer timer, Stream *stream) {
               timer_name(timer));
     }
     if (r->used == MAX_QUEUED) read_spans(r, MAX_QUEUED / 2);
-    if (!r->spans) r->spans = (Span *)xcalloc(MAX_QUEUED, sizeof *r->spans, "timer spans");
+    if (!r->spans) r->spans = xcalloc(MAX_QUEUED, sizeof *r->spans, "timer spans");
     Span *span = span_at(r, r->used);
     r->running = true;
     r->stream = stream;
@@ -171,8 +171,8 @@ void timers_collect(Timers *timers, Timer first, int count, double divisor, Peer
     int world = 1;
     MPI_Comm_size(peers.comm, &world);
     size_t row = (size_t)count * sizeof(double);
-    double *mine = (double *)xmalloc(row, "timer values");
-    double *gathered = (double *)xmalloc((size_t)world * row, "timer values");  // (world, count)
+    double *mine = xmalloc(row, "timer values");
+    double *gathered = xmalloc((size_t)world * row, "timer values");  // (world, count)
     for (int i = 0; i < count; i++) mine[i] = 1e3 * timer_take_seconds(timers, (Timer)(first + i)) / divisor;
     peers_all_gather(peers, mine, gathered, count, MPI_DOUBLE);
     for (int i = 0; i < count; i++) {
@@ -203,7 +203,7 @@ Exposed timers_take_exposed(Timers *timers, double steps, Peers peers) {
     TimerStats stats[2];
     int world = 1;
     MPI_Comm_size(peers.comm, &world);
-    double *ms = (double *)xmalloc(2 * (size_t)world * sizeof *ms, "times that ranks waited");  // (2, world)
+    double *ms = xmalloc(2 * (size_t)world * sizeof *ms, "times that ranks waited");  // (2, world)
     timers_collect(timers, TIMER_EXPOSED_GRADIENTS, 2, steps, peers, stats, ms);
     Exposed e = timers_exposed_of(ms, world);
     free(ms);

@@ -94,8 +94,7 @@ int gpt_layer_number(const GPT *gpt, int layer) {
 static void describe_whole(GPT *gpt, const Config *config) {
     int layers = config->num_layers;
     double std = config->init_method_std;
-    gpt->whole = (Tensor *)xcalloc((size_t)(5 + layers * LAYER_TENSORS), sizeof(Tensor),
-                                   "the parameter table");
+    gpt->whole = xcalloc((size_t)(5 + layers * LAYER_TENSORS), sizeof(Tensor), "the parameter table");
     add_tensor(gpt, "embedding.word_embeddings.weight", gpt->V, gpt->C, 0, 0, std);
     if (gpt->P) add_tensor(gpt, "embedding.position_embeddings.weight", gpt->P, gpt->C, -1, 0, std);
     if (!gpt->tied) add_tensor(gpt, "output_layer.weight", gpt->V, gpt->C, 0, 0, std);
@@ -119,7 +118,7 @@ static void keep_own(GPT *gpt) {
     const Stage *stage = &gpt->stage;
     size_t most = 5 + (size_t)gpt->L * LAYER_TENSORS;
     int learned = gpt->P > 0, below = 1 + learned + !gpt->tied;
-    gpt->tensor = (Tensor *)xcalloc(most, sizeof(Tensor), "the parameter table");
+    gpt->tensor = xcalloc(most, sizeof(Tensor), "the parameter table");
     if (stage->embeds || (stage->heads && gpt->tied)) {
         keep_part(gpt, &gpt->whole[GPT_WTE], 0, stage->embeds);
     }

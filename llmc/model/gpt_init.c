@@ -68,7 +68,7 @@ static double stretched(double frequency, double stretch) {
 void gpt_upload_rope_table(GPT *gpt) {
     int half = gpt->rotary / 2;
     size_t bytes = (size_t)gpt->T * (size_t)gpt->rotary * sizeof(float);
-    float *turns = (float *)xmalloc(bytes, "the rotary positions");
+    float *turns = xmalloc(bytes, "the rotary positions");
     for (int64_t i = 0; i < (int64_t)gpt->T * half; i++) {
         int64_t t = i / half, column = i % half;
         double frequency = pow(gpt->rotary_base, -2.0 * (double)column / gpt->rotary);

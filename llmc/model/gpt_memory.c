@@ -73,7 +73,7 @@ static void reserve_slot(const GPT *gpt, MicroBatch *m, MemoryPlan *plan) {
         {"batch", "document starts", ids, &m->doc_start},
         {"batch", "loss mask", N * sizeof(float), &m->loss_mask},
     };
-    m->residual = (floatX **)xcalloc((size_t)gpt->stage.layers + 1, sizeof(floatX *), "the activation table");
+    m->residual = xcalloc((size_t)gpt->stage.layers + 1, sizeof(floatX *), "the activation table");
     reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
 }
 
@@ -121,7 +121,7 @@ static void reserve_shared(GPT *gpt, MemoryPlan *plan, bool training) {
 // computes.
 static void reserve_pipeline(GPT *gpt, MemoryPlan *plan) {
     size_t bytes = own_rows_planned(gpt) * (size_t)gpt->C * sizeof(floatX);
-    gpt->input = (floatX **)xcalloc((size_t)gpt->inputs + 1, sizeof(floatX *), "the activation table");
+    gpt->input = xcalloc((size_t)gpt->inputs + 1, sizeof(floatX *), "the activation table");
     for (int i = 0; i < gpt->inputs; i++) {
         memory_plan_reserve(plan, "pipeline", "received activations", bytes, (void **)&gpt->input[i]);
     }
@@ -133,7 +133,7 @@ static void reserve_pipeline(GPT *gpt, MemoryPlan *plan) {
 void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
     size_t bytes = own_rows_planned(gpt) * (size_t)gpt->C * sizeof(floatX);
     int layers = gpt->recompute_full ? 1 : gpt->stage.layers;
-    gpt->slot = (MicroBatch *)xcalloc((size_t)gpt->slots, sizeof(MicroBatch), "the activation table");
+    gpt->slot = xcalloc((size_t)gpt->slots, sizeof(MicroBatch), "the activation table");
     for (int i = 0; i < gpt->slots; i++) reserve_slot(gpt, &gpt->slot[i], plan);
     reserve_shared(gpt, plan, true);
     for (int i = 0; i < gpt->slots; i++) {
@@ -147,7 +147,7 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
             m->acts = gpt->slot[0].acts;
             continue;
         }
-        m->acts = (LayerActs *)xcalloc((size_t)layers, sizeof(LayerActs), "the activation table");
+        m->acts = xcalloc((size_t)layers, sizeof(LayerActs), "the activation table");
         for (int l = 0; l < layers; l++) reserve_layer(gpt, &m->acts[l], plan);
     }
     reserve_pipeline(gpt, plan);
@@ -160,8 +160,8 @@ void gpt_reserve_inference(GPT *gpt, MemoryPlan *plan) {
     gpt->by_kind = false;
     size_t stream = (size_t)rows_planned(gpt) * (size_t)gpt->C * sizeof(floatX);
     size_t cache = (size_t)(2 * gpt->L * gpt->NG * gpt->HD) * (size_t)gpt->T * sizeof(floatX);
-    gpt->slot = (MicroBatch *)xcalloc(1, sizeof(MicroBatch), "the activation table");
-    gpt->slot->acts = (LayerActs *)xcalloc(1, sizeof(LayerActs), "the activation table");
+    gpt->slot = xcalloc(1, sizeof(MicroBatch), "the activation table");
+    gpt->slot->acts = xcalloc(1, sizeof(LayerActs), "the activation table");
     reserve_slot(gpt, gpt->slot, plan);
     reserve_layer(gpt, gpt->slot->acts, plan);
     memory_plan_reserve(plan, "activations", "residual stream", stream, (void **)&gpt->slot->embedded);

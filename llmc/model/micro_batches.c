@@ -61,7 +61,7 @@ PassSchedule gpt_schedule(GPT *gpt, int micro_batches, bool training) {
     PipelineShape shape = gpt->stage.shape;
     size_t most = 2 * (size_t)micro_batches * (size_t)shape.chunks;
     PassSchedule s = {.gpt = gpt, .micro_batches = micro_batches, .training = training};
-    s.action = (PipelineAction *)xcalloc(most + 1, sizeof *s.action, "the pipeline schedule");
+    s.action = xcalloc(most + 1, sizeof *s.action, "the pipeline schedule");
     s.actions = pipeline_actions(shape, micro_batches, training, s.action);
     return s;
 }

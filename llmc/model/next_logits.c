@@ -10,7 +10,7 @@
 static void upload_ids(const GPT *gpt, const Pass *pass, const int32_t *ids, int used) {
     const MicroBatch *m = &gpt->slot[0];
     size_t bytes = (size_t)pass_rows(pass) * sizeof(int32_t);
-    int32_t *words = (int32_t *)xcalloc(2, bytes, "the next token"), *positions = words + pass_rows(pass);
+    int32_t *words = xcalloc(2, bytes, "the next token"), *positions = words + pass_rows(pass);
     memcpy(words, ids, (size_t)used * sizeof(int32_t));
     for (int t = 0; t < used; t++) positions[t] = pass->start + t;
     copy_to_device(gpt->stream, m->tokens, words, bytes);

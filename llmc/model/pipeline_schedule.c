@@ -40,10 +40,10 @@ static int take_free(bool *used) {
 // is posted.
 static void place_actions(PipelineShape s, int places, int micro_batches, PipelineAction *actions, int count,
                           bool training) {
-    bool *slot_used = (bool *)xcalloc(2 * (size_t)places + 2, sizeof(bool), "the order of a step");
+    bool *slot_used = xcalloc(2 * (size_t)places + 2, sizeof(bool), "the order of a step");
     bool *input_used = slot_used + places;
     size_t pairs = (size_t)micro_batches * (size_t)s.chunks;
-    PipelineAction *forward = (PipelineAction *)xcalloc(pairs, sizeof *forward, "the order of a step");
+    PipelineAction *forward = xcalloc(pairs, sizeof *forward, "the order of a step");
     int backwards = 0;
     for (int i = -1; i < count; i++) {
         if (i + 1 < count && !actions[i + 1].backward) actions[i + 1].input = take_free(input_used);

@@ -184,7 +184,7 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
                      .micro_batches = c->micro_batches,
                      .burst = c->plan_network_burst * 1e6 / (rates.between * mesh->per_node),
                      .memory = (double)plan->arena_elements * TAIL_BYTES / rates.memory};
-    load.bucket = (BucketLoad *)xcalloc((size_t)load.buckets, sizeof(BucketLoad), "times of buckets");
+    load.bucket = xcalloc((size_t)load.buckets, sizeof(BucketLoad), "times of buckets");
     for (int b = 0; b < load.buckets; b++) load.bucket[b] = load_of_bucket(&traffic, b, mesh, zero, rates);
     distribute_compute(&load, c, mesh, rates);
     add_waits(&load, c, mesh, rates);

@@ -88,7 +88,7 @@ double step_time(const StepLoad *load) {
     assert(load && load->buckets > 0 && load->micro_batches > 0);
     Clock clock = {.held = {-1, -1}};
     double period = 0, last = -1;
-    clock.weights = (double *)xcalloc((size_t)load->buckets, sizeof(double), "times of weights");
+    clock.weights = xcalloc((size_t)load->buckets, sizeof(double), "times of weights");
     for (int i = 0; i < MOST_STEPS && fabs(period - last) > 1e-9; i++) {
         double start = clock.now;
         step(&clock, load);
@@ -110,7 +110,7 @@ double step_compute(const StepLoad *load) {
 double step_time_alone(const StepLoad *load) {
     StepLoad alone = *load;
     alone.waits = 0;
-    alone.bucket = (BucketLoad *)xcalloc((size_t)load->buckets, sizeof(BucketLoad), "times of buckets");
+    alone.bucket = xcalloc((size_t)load->buckets, sizeof(BucketLoad), "times of buckets");
     for (int b = 0; b < load->buckets; b++) {
         alone.bucket[b] = (BucketLoad){.layers = load->bucket[b].layers,
                                        .update = load->bucket[b].update,
@@ -138,7 +138,7 @@ enum { FILLING = 8, COUNTED = 8 };
 double step_time_local(const StepLoad *load, double alone, int steps, int delay) {
     assert(load && steps >= 1 && delay >= 0);
     double now = 0, link_free = 0, counted = 0;
-    double *answer = (double *)xcalloc((size_t)load->buckets, sizeof(double), "times of answers");
+    double *answer = xcalloc((size_t)load->buckets, sizeof(double), "times of answers");
     for (int t = 0; t < (FILLING + COUNTED) * steps; t++) {
         if (t == FILLING * steps) counted = now;
         now += alone;

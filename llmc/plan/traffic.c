@@ -43,7 +43,7 @@ static void count_gathers(Walk *walk, const Mesh *mesh) {
     int layers = c->num_layers / (shape.stages * shape.chunks);
     int words = shape.stage == 0 || shape.stage == shape.stages - 1;  // 1 if unit 0 is the embeddings
     size_t most = 2 * (size_t)c->micro_batches * (size_t)shape.chunks;
-    PipelineAction *action = (PipelineAction *)xcalloc(most + 1, sizeof *action, "the order of a step");
+    PipelineAction *action = xcalloc(most + 1, sizeof *action, "the order of a step");
     int actions = pipeline_actions(shape, c->micro_batches, true, action);
     for (int i = 0; i < actions; i++) {
         int first = words + action[i].chunk * layers;
@@ -56,7 +56,7 @@ static void count_gathers(Walk *walk, const Mesh *mesh) {
 
 StepTraffic traffic_make(const Config *config, const Mesh *mesh, const Zero *zero) {
     const BucketLayout *plan = zero_layout(zero);
-    Trips *trips = (Trips *)xcalloc((size_t)plan->buckets, sizeof *trips, "gathers of a step");
+    Trips *trips = xcalloc((size_t)plan->buckets, sizeof *trips, "gathers of a step");
     StepTraffic traffic = {config, zero, plan, mesh->replica_groups.size, trips};
     for (int b = 0; b < plan->buckets; b++) {
         trips[b].reductions = zero_reductions(zero, b, config->micro_batches);

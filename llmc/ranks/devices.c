@@ -47,7 +47,7 @@ OwnDevice devices_choose(Peers host, const Mesh *mesh, bool emulated_nodes) {
     if (!device_kind()->numbered || own.host_ranks == 1) return own;
     device_identity(0, seen.first, sizeof seen.first);
     size_t ranks = (size_t)own.host_ranks;
-    VisibleDevices *all = (VisibleDevices *)xcalloc(ranks, sizeof seen, "device identities");
+    VisibleDevices *all = xcalloc(ranks, sizeof seen, "device identities");
     peers_all_gather(host, &seen, all, (int)sizeof seen, MPI_BYTE);
     devices_take_visible(&own, all);
     free(all);

@@ -71,7 +71,7 @@ static void find_hosts(Launch *launch) {
     host.comm = launch->host = peers_of_host(world);
     int lowest = launch->rank;
     peers_all_reduce(host, &lowest, 1, MPI_INT, MPI_MIN);
-    launch->host_of_rank = (int *)xcalloc((size_t)launch->size, sizeof(int), "the host table");
+    launch->host_of_rank = xcalloc((size_t)launch->size, sizeof(int), "the host table");
     peers_all_gather(world, &lowest, launch->host_of_rank, 1, MPI_INT);
 }
 

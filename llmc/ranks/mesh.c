@@ -7,7 +7,7 @@
 
 // Counts the ranks per host. All hosts must have the same number of consecutive ranks.
 static bool ranks_per_host(const int *host_of_rank, int size, int *per_host, Error *err) {
-    int *on_host = (int *)xcalloc((size_t)size, sizeof *on_host, "the host table");
+    int *on_host = xcalloc((size_t)size, sizeof *on_host, "the host table");
     bool ok = true;
     for (int r = 0; r < size; r++) on_host[host_of_rank[r]]++;
     *per_host = on_host[host_of_rank[0]];

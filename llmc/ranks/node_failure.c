@@ -63,7 +63,7 @@ struct NodeFailure {
 };
 
 NodeFailure *node_failure_create(void) {
-    NodeFailure *f = (NodeFailure *)xcalloc(1, sizeof *f, "node-failure recovery");
+    NodeFailure *f = xcalloc(1, sizeof *f, "node-failure recovery");
     f->group.comm = MPI_COMM_NULL;
     return f;
 }

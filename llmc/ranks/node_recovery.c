@@ -43,8 +43,8 @@ typedef struct Inbox {
 static Inbox inbox_make(const RecoveryGroup *group) {
     size_t ranks = (size_t)group->size;
     const char *purpose = "node-failure recovery";
-    Inbox box = {group, (MPI_Request *)xcalloc(ranks, sizeof(MPI_Request), purpose),
-                 (int *)xcalloc(ranks, sizeof(int), purpose), (bool *)xcalloc(ranks, sizeof(bool), purpose)};
+    Inbox box = {group, xcalloc(ranks, sizeof(MPI_Request), purpose), xcalloc(ranks, sizeof(int), purpose),
+                 xcalloc(ranks, sizeof(bool), purpose)};
     for (int r = 0; r < group->size; r++) box.request[r] = MPI_REQUEST_NULL;
     return box;
 }

@@ -228,7 +228,7 @@ static void thread_missing(const Site *site, int reason) {
 
 static Heartbeat *create(double limit) {
     pthread_condattr_t clock;
-    Heartbeat *h = (Heartbeat *)xcalloc(1, sizeof *h, "the watchdog");
+    Heartbeat *h = xcalloc(1, sizeof *h, "the watchdog");
     h->limit = limit;
     h->period = limit > 0 && limit < 20 ? limit / 20 : 1;
     h->fault_iteration = -1;
@@ -317,8 +317,8 @@ void watchdog_open(Site *site, MPI_Comm host, int ranks, double limit) {
     h->slots = slots;
     h->own = rank;
     h->size = size;
-    h->seen = (long long *)xcalloc(2 * (size_t)size, sizeof *h->seen, "the watchdog");
-    h->calls = (long long *)xcalloc((size_t)size, sizeof *h->calls, "the watchdog");
+    h->seen = xcalloc(2 * (size_t)size, sizeof *h->seen, "the watchdog");
+    h->calls = xcalloc((size_t)size, sizeof *h->calls, "the watchdog");
     h->other_hosts = ranks > on_host;
     double hosts = h->other_hosts ? EXTRA_WITH_HOSTS : 0;
     h->patience = 5 + 4 * h->period + hosts + launch_rank_delay(site->rank);

@@ -206,10 +206,9 @@ static void score_length(Batches *b, GPT *gpt, int T, Likelihoods *out) {
 static void score_requests(Run *run, GPT *gpt, Likelihoods *out) {
     size_t N = (size_t)gpt->B * (size_t)gpt->T, passes = (size_t)passes_together(gpt);
     Batches b = {.run = run, .gpt = gpt};
-    b.request = (int64_t *)xcalloc((size_t)run->tasks.requests, sizeof *b.request, "batches of --eval-tasks");
-    b.ids = (int32_t *)xcalloc(3 * N, sizeof *b.ids, "batches of --eval-tasks");
-    b.scores = (HeadScore *)xcalloc(passes * (size_t)run->mesh.tp.size * N, sizeof *b.scores,
-                                    "scores of --eval-tasks");
+    b.request = xcalloc((size_t)run->tasks.requests, sizeof *b.request, "batches of --eval-tasks");
+    b.ids = xcalloc(3 * N, sizeof *b.ids, "batches of --eval-tasks");
+    b.scores = xcalloc(passes * (size_t)run->mesh.tp.size * N, sizeof *b.scores, "scores of --eval-tasks");
     for (int T = gpt_shortest_length(gpt); T <= gpt->T; T *= 2) score_length(&b, gpt, T, out);
     free(b.request);
     free(b.ids);
@@ -280,7 +279,7 @@ static void log_sample(Run *run, const TaskSample *sample, int64_t number, const
 
 static void log_samples(Run *run, const Likelihoods *l) {
     const TaskSet *set = &run->tasks;
-    int64_t *seen = (int64_t *)xcalloc((size_t)set->tasks, sizeof *seen, "samples of tasks");
+    int64_t *seen = xcalloc((size_t)set->tasks, sizeof *seen, "samples of tasks");
     for (int64_t i = 0; i < set->samples; i++) {
         log_sample(run, &set->sample[i], seen[set->sample[i].task]++, l);
     }
@@ -289,7 +288,7 @@ static void log_samples(Run *run, const Likelihoods *l) {
 
 static void log_figures(Run *run, const Likelihoods *l) {
     const TaskSet *set = &run->tasks;
-    TaskFigures *figures = (TaskFigures *)xcalloc((size_t)set->tasks, sizeof *figures, "figures of tasks");
+    TaskFigures *figures = xcalloc((size_t)set->tasks, sizeof *figures, "figures of tasks");
     for (int32_t t = 0; t < set->tasks; t++) figures[t] = figures_of(set, t, l);
     log_tasks(run->log, run->iteration, run->consumed_train, figures, (int)set->tasks);
     if (run->config.log_eval_samples) log_samples(run, l);
@@ -300,8 +299,8 @@ void eval_tasks(Run *run, GPT *gpt) {
     size_t requests = (size_t)run->tasks.requests;
     Peers world = run_peers(run, run->launch.world);
     if (!requests || run->stop.reason || run->tasks_scored_at == run->iteration) return;
-    Likelihoods l = {(double *)xcalloc(requests, sizeof(double), "likelihoods"),
-                     (int32_t *)xcalloc(requests, sizeof(int32_t), "likelihoods")};
+    Likelihoods l = {xcalloc(requests, sizeof(double), "likelihoods"),
+                     xcalloc(requests, sizeof(int32_t), "likelihoods")};
     run->site.phase = "evaluate";
     timer_start(run->timers, TIMER_EVALUATE, run->compute);
     zero_use_outer(run->zero, true);

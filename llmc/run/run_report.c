@@ -85,7 +85,7 @@ static void report_parameters(Run *run) {
     const Mesh *mesh = &run->mesh;
     const BucketLayout *plan = zero_layout(run->zero);
     int64_t own[2] = {plan->parameters, plan->counted_parameters};
-    int64_t *all = (int64_t *)xcalloc(2 * (size_t)mesh->world.size, sizeof *all, "numbers of parameters");
+    int64_t *all = xcalloc(2 * (size_t)mesh->world.size, sizeof *all, "numbers of parameters");
     peers_all_gather(run_peers(run, run->launch.world), own, all, 2, MPI_INT64_T);
     run->parameters = 0;
     for (int i = 0; i < mesh->pp.size * mesh->tp.size; i++) {
@@ -208,7 +208,7 @@ static void node_traffic(Run *run, IntervalReport *r) {
     double own[3] = {(double)(now.rail - then.rail), (double)(now.node - then.node),
                      (double)(now.model - then.model)};
     double steps = (double)(run->interval.iterations > 0 ? run->interval.iterations : 1);
-    double *all = (double *)xcalloc(3 * (size_t)mesh->world.size, sizeof *all, "bytes that ranks sent");
+    double *all = xcalloc(3 * (size_t)mesh->world.size, sizeof *all, "bytes that ranks sent");
     peers_all_gather(run_peers(run, run->launch.world), own, all, 3, MPI_DOUBLE);
     r->inter_node_bytes = busiest_node(mesh, all) / steps;
     r->intra_node_bytes = busiest_node(mesh, all + 1) / steps;

@@ -24,7 +24,7 @@ static int rank_of(Peers world) {
 static char *text_of_first(const char *own, Peers world) {
     int64_t bytes = (int64_t)strlen(own) + 1;
     peers_broadcast(world, &bytes, sizeof bytes, 0);
-    char *text = (char *)xcalloc(1, (size_t)bytes, "rank 0's flags");
+    char *text = xcalloc(1, (size_t)bytes, "rank 0's flags");
     if (rank_of(world) == 0) memcpy(text, own, (size_t)bytes);
     peers_broadcast(world, text, (size_t)bytes, 0);
     return text;
@@ -56,7 +56,7 @@ bool same_data(const Loader *loader, Peers world, Error *err) {
     uint64_t *own = loader_fingerprints(loader, &count);
     int64_t first_count = count;
     peers_broadcast(world, &first_count, sizeof first_count, 0);
-    uint64_t *first = (uint64_t *)xcalloc((size_t)first_count + 1, sizeof *first, "rank 0 data");
+    uint64_t *first = xcalloc((size_t)first_count + 1, sizeof *first, "rank 0 data");
     if (rank_of(world) == 0) memcpy(first, own, (size_t)count * sizeof *own);
     peers_broadcast(world, first, (size_t)first_count * sizeof *first, 0);
     bool ok = count == first_count;

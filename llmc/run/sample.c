@@ -17,7 +17,7 @@ static char *text_of(const Tokenizer *tokenizer, const int32_t *ids, int64_t n) 
     }
     // Characters may span tokens, so the whole text is repaired at once. The result has at most
     // three bytes per raw byte.
-    char *text = (char *)xmalloc(4 * total + 1, "the sample"), *raw = text + 3 * total + 1;
+    char *text = xmalloc(4 * total + 1, "the sample"), *raw = text + 3 * total + 1;
     for (int64_t i = 0; i < n; i++) {
         const char *piece = tokenizer_decode(tokenizer, ids[i], &bytes);
         memcpy(raw + at, piece, bytes);
@@ -74,8 +74,8 @@ void write_sample(Run *run, GPT *gpt) {
     run->site.phase = "sample";
     TokenBuffer prompt = prompt_ids(run);
     int64_t total = prompt.count + c->sample_tokens, n = prompt.count;
-    int32_t *ids = (int32_t *)xcalloc((size_t)total + 1, sizeof(int32_t), "the sample");
-    floatX *logits = (floatX *)xcalloc((size_t)c->vocab_size_padded, sizeof(floatX), "the sample");
+    int32_t *ids = xcalloc((size_t)total + 1, sizeof(int32_t), "the sample");
+    floatX *logits = xcalloc((size_t)c->vocab_size_padded, sizeof(floatX), "the sample");
     for (int64_t i = 0; i < n; i++) ids[i] = prompt.ids[i];
     const Mesh *mesh = &run->mesh;
     const Sampling all = {.vocab = c->vocab_size_unpadded,

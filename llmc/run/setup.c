@@ -25,7 +25,7 @@ bool run_place(Run *run) {
     Config *c = &run->config;
     int vocab = 0, eod = 0, ranks = c->plan_world_size ? c->plan_world_size : run->launch.size;
     int rank = ranks == run->launch.size ? run->launch.rank : 0, *made_up = NULL;
-    if (c->plan_world_size) made_up = (int *)xcalloc((size_t)ranks, sizeof(int), "the host table");
+    if (c->plan_world_size) made_up = xcalloc((size_t)ranks, sizeof(int), "the host table");
     const int *hosts = made_up ? made_up : run->launch.host_of_rank;
     bool ok = mesh_build(&run->mesh, rank, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size,
                          c->pipeline_model_parallel_size, &run->error);

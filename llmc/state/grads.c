@@ -113,7 +113,7 @@ static void place_buckets(const Base *base, Grads *grads, bool windows) {
 
 void grads_reserve(const Base *base, Grads *grads, bool windows, MemoryPlan *memory_plan) {
     size_t buckets = (size_t)base->layout.buckets;
-    grads->bucket = (GradBucket *)xcalloc(buckets, sizeof *grads->bucket, "the bucket table");
+    grads->bucket = xcalloc(buckets, sizeof *grads->bucket, "the bucket table");
     choose_stores(base, grads);
     place_buckets(base, grads, windows);
     const char *group = "gradients";
@@ -248,8 +248,8 @@ void feedback_reserve(const Base *base, Feedback *f, MemoryPlan *memory_plan) {
     const Config *c = base->config;
     if (!c->error_feedback || !c->quantized_gradients || base->mesh->rail.size == 1) return;
     int64_t elements = 0, most = shards_of_rank(base) * base->layout.segments_total;
-    f->start = (int64_t *)xcalloc((size_t)base->layout.buckets, sizeof *f->start, "the bucket table");
-    f->ranges = (Range *)xcalloc((size_t)most, sizeof(Range), "the residual's ranges");
+    f->start = xcalloc((size_t)base->layout.buckets, sizeof *f->start, "the bucket table");
+    f->ranges = xcalloc((size_t)most, sizeof(Range), "the residual's ranges");
     for (int b = 0; b < base->layout.buckets; b++) {
         f->start[b] = elements;
         elements += shards_of_rank(base) * base->layout.bucket[b].matrix_per_rank;

@@ -66,7 +66,7 @@ void outer_reserve(const Base *base, Outer *l, const Weights *weights, MemoryPla
     const Mesh *mesh = base->mesh;
     outer_layout(&l->layout, &base->layout, mesh->dp.rank, mesh->replica_groups.size,
                  mesh->replica_groups.rank);
-    l->bucket = (OuterBucket *)xcalloc(buckets, sizeof *l->bucket, "the bucket table");
+    l->bucket = xcalloc(buckets, sizeof *l->bucket, "the bucket table");
     choose_slots(base, l);
     memory_plan_reserve(plan, group, "fp32 outer weights, own shard", shard * sizeof(float),
                         (void **)&l->outer);

@@ -16,7 +16,7 @@ static void reserve_on_device(const Base *base, Optimizer *o, MemoryPlan *memory
     memory_plan_reserve(memory_plan, group, "fp32 master weights, own shard", bytes, (void **)&o->master);
     memory_plan_reserve(memory_plan, group, "first moments, own shard", bytes, (void **)&o->exp_avg);
     memory_plan_reserve(memory_plan, group, "second moments, own shard", bytes, (void **)&o->exp_avg_sq);
-    o->landed = (StepStatus *)xcalloc(2, sizeof(StepStatus), "the step status");
+    o->landed = xcalloc(2, sizeof(StepStatus), "the step status");
 }
 
 static void free_on_device(const Base *base, Optimizer *o) { free(o->landed); }
@@ -220,7 +220,7 @@ static void widen_on_host(const Base *base, const Optimizer *o, float *master, c
                           int64_t n) {
     assert(n >= 0);
     enum { AT_A_TIME = 1 << 20 };
-    floatX *buffer = (floatX *)xmalloc(AT_A_TIME * sizeof(floatX), "the first master weights");
+    floatX *buffer = xmalloc(AT_A_TIME * sizeof(floatX), "the first master weights");
     for (int64_t at = 0; at < n; at += AT_A_TIME) {
         int64_t count = n - at < AT_A_TIME ? n - at : AT_A_TIME;
         copy_to_host(base->compute, buffer, weights + at, (size_t)count * sizeof(floatX));

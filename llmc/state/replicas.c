@@ -60,7 +60,7 @@ static int replica(const Check *c, int rank, int b, int i) { return group_peer(h
 // Lists the tensor-parallel groups, and the pairs of ranks at the two ends of a pipeline.
 static void list_holders(Check *c) {
     int T = c->mesh->tp.size, P = c->mesh->pp.size, world = c->mesh->world.size, ends = stage_ranks(c);
-    c->holders = (Holders *)xcalloc((size_t)(world + ends), sizeof *c->holders, "replica hashes");
+    c->holders = xcalloc((size_t)(world + ends), sizeof *c->holders, "replica hashes");
     for (int r = 0; T > 1 && r < world; r += T) c->holders[c->holder_count++] = (Holders){r, 1, T};
     for (int r = 0; P > 1 && r < ends; r++) c->holders[c->holder_count++] = (Holders){r, (P - 1) * ends, 2};
 }
@@ -70,7 +70,7 @@ static void list_holders(Check *c) {
 static void gather_hashes(Check *c) {
     Zero *zero = c->zero;
     const BucketLayout *layout = &zero->base.layout;
-    uint64_t *own = (uint64_t *)xcalloc((size_t)c->buckets, sizeof *own, "replica hashes");
+    uint64_t *own = xcalloc((size_t)c->buckets, sizeof *own, "replica hashes");
     size_t bytes = (size_t)layout->buckets * sizeof(uint64_t);
     zero_weights_wait_all(zero);
     weights_invalidate(&zero->base, &zero->weights);
@@ -115,8 +115,8 @@ static void gather_copies(Check *c) {
     Zero *zero = c->zero;
     const BucketLayout *layout = &zero->base.layout;
     if (!c->copy) return;
-    Copy *own = (Copy *)xcalloc((size_t)c->tensors, sizeof *own, "replica hashes");
-    uint64_t *hash = (uint64_t *)xcalloc((size_t)layout->tensors, sizeof *hash, "replica hashes");
+    Copy *own = xcalloc((size_t)c->tensors, sizeof *own, "replica hashes");
+    uint64_t *hash = xcalloc((size_t)layout->tensors, sizeof *hash, "replica hashes");
     size_t bytes = (size_t)layout->tensors * sizeof *hash;
     set_zero(zero->base.compute, zero->hash, bytes);
     for (int i = 0; i < layout->tensors; i++) hash_tensor(zero, i);
@@ -186,8 +186,8 @@ static bool copies_differ(const Check *c, const Holders *h, int i) {
 
 static void make_buffers(Check *c) {
     if (c->weights) return;
-    c->weights = (floatX *)xmalloc(PIECE * sizeof(floatX), "the repair of a replica");
-    c->master = (float *)xmalloc(PIECE * sizeof(float), "the repair of a replica");
+    c->weights = xmalloc(PIECE * sizeof(floatX), "the repair of a replica");
+    c->master = xmalloc(PIECE * sizeof(float), "the repair of a replica");
 }
 
 // Broadcasts n weights on the host. root: a member of the group.
@@ -442,7 +442,7 @@ static bool verify(Check *c, Error *err) {
 static bool outer_agree(Zero *zero, Peers world, Error *err) {
     const Mesh *mesh = zero->base.mesh;
     int ranks = mesh->world.size;
-    uint64_t own, *all = (uint64_t *)xcalloc((size_t)ranks, sizeof *all, "hashes of outer weights");
+    uint64_t own, *all = xcalloc((size_t)ranks, sizeof *all, "hashes of outer weights");
     outer_finish(&zero->base, &zero->outer, &zero->optimizer);
     set_zero(zero->base.compute, zero->hash, sizeof own);
     outer_hash(&zero->base, &zero->outer, zero->hash);
@@ -470,11 +470,11 @@ bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error 
     c.buckets = most[0];
     c.tensors = most[1];
     size_t ranks = (size_t)mesh->world.size;
-    c.hash = (uint64_t *)xcalloc(ranks * (size_t)c.buckets, sizeof(uint64_t), "replica hashes");
+    c.hash = xcalloc(ranks * (size_t)c.buckets, sizeof(uint64_t), "replica hashes");
     size_t stages = (size_t)(mesh->pp.size * mesh->replica_groups.size);
-    c.stale = (bool *)xcalloc(stages * (size_t)c.buckets, sizeof(bool), "replica hashes");
+    c.stale = xcalloc(stages * (size_t)c.buckets, sizeof(bool), "replica hashes");
     list_holders(&c);
-    if (c.holder_count) c.copy = (Copy *)xcalloc(ranks * (size_t)c.tensors, sizeof(Copy), "replica hashes");
+    if (c.holder_count) c.copy = xcalloc(ranks * (size_t)c.tensors, sizeof(Copy), "replica hashes");
     bool ok = verify(&c, err);
     free(c.hash);
     free(c.copy);

@@ -113,7 +113,7 @@ void zero_stage(Zero *zero, int range, SliceKind kind, void *pinned) {
     if (s->count == 0) lanes_after(zero->base.lanes, s->stream, zero->base.lanes->last);
     if (s->count == s->room) {
         s->room = 2 * s->room + 256;
-        s->copy = (StagedCopy *)xrealloc(s->copy, (size_t)s->room * sizeof *s->copy, "a checkpoint's copies");
+        s->copy = xrealloc(s->copy, (size_t)s->room * sizeof *s->copy, "a checkpoint's copies");
     }
     StagedCopy *copy = &s->copy[s->count++];
     copy->pinned = pinned;

@@ -54,8 +54,8 @@ static void list_shard(Base *base, int owner) {
 
 void base_list_ranges(Base *base) {
     int dp = base->layout.dp, shards = dp / base->state->dp;
-    base->ranges = (Range *)xcalloc((size_t)(shards * base->layout.segments_total), sizeof(Range),
-                                    "the shard's ranges");
+    base->ranges = xcalloc((size_t)(shards * base->layout.segments_total), sizeof(Range),
+                           "the shard's ranges");
     list_shard(base, base->mesh->dp.rank);
     base->range_count = base->held_count;
     for (int i = 1; i < shards; i++) list_shard(base, (base->mesh->dp.rank + i) % dp);

@@ -77,7 +77,7 @@ static bool counts_matrix(const Base *base, const Range *range, const Bucket *bu
 
 // Copies n values to the host after earlier work on lanes->last, zero-padded to `room` values.
 static float *fetch(const Base *base, const float *values, int64_t n, int64_t room) {
-    float *host = (float *)xcalloc((size_t)room + 1, sizeof(float), "the quantization statistics");
+    float *host = xcalloc((size_t)room + 1, sizeof(float), "the quantization statistics");
     copy_to_host(base->lanes->last, host, values, (size_t)n * sizeof(float));
     stream_synchronize(base->lanes->last);
     return host;
@@ -85,15 +85,15 @@ static float *fetch(const Base *base, const float *values, int64_t n, int64_t ro
 
 static float *fetch_master(const Base *base, const Optimizer *optimizer, const Range *range) {
     int64_t n = range->hi - range->lo;
-    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "the quantization statistics");
+    float *host = xmalloc((size_t)n * sizeof(float) + 1, "the quantization statistics");
     optimizer->store->read(optimizer, base->lanes->last, host, optimizer->master + range->state_at,
                            (size_t)n * sizeof(float));
     return host;
 }
 
 static float *fetch_weights(const Base *base, const floatX *values, int64_t n) {
-    floatX *narrow = (floatX *)xmalloc((size_t)n * sizeof(floatX) + 1, "the quantization statistics");
-    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "the quantization statistics");
+    floatX *narrow = xmalloc((size_t)n * sizeof(floatX) + 1, "the quantization statistics");
+    float *host = xmalloc((size_t)n * sizeof(float) + 1, "the quantization statistics");
     copy_to_host(base->lanes->last, narrow, values, (size_t)n * sizeof(floatX));
     stream_synchronize(base->lanes->last);
     for (int64_t i = 0; i < n; i++) host[i] = floatX_to_float(narrow[i]);
@@ -103,8 +103,8 @@ static float *fetch_weights(const Base *base, const floatX *values, int64_t n) {
 
 static Histogram *histogram_of(const Base *base, Stats *stats, int tensor, enum StatsKind kind) {
     if (!stats->histograms)
-        stats->histograms = (Histogram *)xcalloc((size_t)base->layout.tensors * STATS_KINDS,
-                                                 sizeof(Histogram), "histograms");
+        stats->histograms = xcalloc((size_t)base->layout.tensors * STATS_KINDS, sizeof(Histogram),
+                                    "histograms");
     return &stats->histograms[tensor * STATS_KINDS + (int)kind];
 }
 

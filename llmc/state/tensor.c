@@ -64,7 +64,7 @@ static int64_t positions_of_whole(const Tensor *t) {
 
 LayoutTensor *tensors_for_plan(const Tensor *tensors, int count) {
     assert(count >= 1);
-    LayoutTensor *out = (LayoutTensor *)xcalloc((size_t)count, sizeof *out, "the parameter table");
+    LayoutTensor *out = xcalloc((size_t)count, sizeof *out, "the parameter table");
     int64_t next = 0;
     for (int i = 0; i < count; i++) {
         const Tensor *t = &tensors[i];

@@ -21,7 +21,7 @@ static void reserve_parts(const Base *base, WeightParts *parts, int shards, bool
     enum { ALIGNMENT = 128 };  // elements: 256 bytes, the alignment of device memory
     int64_t at = 0;
     parts->shards = shards;
-    parts->start = (int64_t *)xcalloc((size_t)base->layout.buckets, sizeof(int64_t), "the bucket table");
+    parts->start = xcalloc((size_t)base->layout.buckets, sizeof(int64_t), "the bucket table");
     for (int b = 1; b < base->layout.buckets; b++) {
         parts->start[b] = at;
         at += round_up64(part_elements(&base->layout.bucket[b], parts), ALIGNMENT);
@@ -79,8 +79,8 @@ void weights_reserve(const Base *base, Weights *weights, MemoryPlan *memory_plan
     bool world = store == &weights_world;
     size_t buckets = (size_t)base->layout.buckets;
     weights->layers = store;
-    weights->bucket = (WeightBucket *)xcalloc(buckets, sizeof *weights->bucket, "the bucket table");
-    weights->row = (CommRow *)xcalloc(2 * (size_t)base->mesh->rail.size, sizeof(CommRow), "the bucket table");
+    weights->bucket = xcalloc(buckets, sizeof *weights->bucket, "the bucket table");
+    weights->row = xcalloc(2 * (size_t)base->mesh->rail.size, sizeof(CommRow), "the bucket table");
     weights->held[0] = weights->held[1] = -1;
     int64_t whole = store->gathers ? bucket_elements(&base->layout.bucket[0]) : base->layout.arena_elements;
     memory_plan_reserve(memory_plan, "weights",

@@ -374,7 +374,7 @@ bool zero_sound(Zero *zero, Peers world, Error *err) {
     StepStatus found;
     int ranks = zero->base.mesh->world.size;
     StepRecord own = {0};
-    StepRecord *records = (StepRecord *)xcalloc((size_t)ranks, sizeof *records, "the faults of all ranks");
+    StepRecord *records = xcalloc((size_t)ranks, sizeof *records, "the faults of all ranks");
     weights_checked(&zero->base, &zero->weights);
     outer_finish(&zero->base, &zero->outer, &zero->optimizer);
     copy_to_host(zero->base.lanes->last, &own.fault, zero->wire_checks.fault, sizeof(uint64_t));

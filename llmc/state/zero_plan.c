@@ -70,9 +70,9 @@ static void reserve_lossless(Zero *zero, MemoryPlan *memory_plan) {
     QwdLossless *lossless = &zero->lossless;
     size_t plain = 0, coded = 0, lengths = (size_t)(layout->dp * layout->buckets);
     if (layout->dp == 1 || !format_is_lossless(&zero->base.weight_format)) return;
-    lossless->coded_start = (int64_t *)xcalloc((size_t)layout->buckets, sizeof(int64_t), "the bucket table");
-    lossless->slot = (int64_t *)xcalloc((size_t)layout->buckets, sizeof(int64_t), "the bucket table");
-    lossless->landed = (uint32_t *)xcalloc(lengths, sizeof(uint32_t), "lengths of messages");
+    lossless->coded_start = xcalloc((size_t)layout->buckets, sizeof(int64_t), "the bucket table");
+    lossless->slot = xcalloc((size_t)layout->buckets, sizeof(int64_t), "the bucket table");
+    lossless->landed = xcalloc(lengths, sizeof(uint32_t), "lengths of messages");
     for (int b = 0; b < layout->buckets; b++) {
         lossless->coded_start[b] = (int64_t)coded;
         coded += (size_t)round_up64(layout_lossless(&layout->bucket[b]).most, 256);
@@ -195,7 +195,7 @@ static bool plan_layout(Zero *zero, const Tensor *tensors, int count, Error *err
 
 // Chooses the payload formats and stores, and builds the bucket layout.
 static Zero *plan_base(const Config *config, const Mesh *mesh, const Tensor *tensors, int count, Error *err) {
-    Zero *zero = (Zero *)xcalloc(1, sizeof *zero, "the training state");
+    Zero *zero = xcalloc(1, sizeof *zero, "the training state");
     Base *base = &zero->base;
     base->config = config;
     base->mesh = zero->wire_checks.mesh = mesh;
@@ -207,7 +207,7 @@ static Zero *plan_base(const Config *config, const Mesh *mesh, const Tensor *ten
         free(zero);
         return NULL;
     }
-    base->tensors = (Tensor *)xcalloc((size_t)count, sizeof(Tensor), "the parameter table");
+    base->tensors = xcalloc((size_t)count, sizeof(Tensor), "the parameter table");
     memcpy(base->tensors, tensors, (size_t)count * sizeof(Tensor));
     return zero;
 }
@@ -229,8 +229,7 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
     zero->wire_checks.sealed = config->verify_wire && (base->layout.dp > 1 || mesh->replica_groups.size > 1);
     zero->wire_checks.faults = &base->faults;
     if (zero->wire_checks.sealed) layout_seal(&base->layout);
-    base->partial_start = (int64_t *)xcalloc((size_t)base->layout.buckets, sizeof(int64_t),
-                                             "the bucket table");
+    base->partial_start = xcalloc((size_t)base->layout.buckets, sizeof(int64_t), "the bucket table");
     reserve_memory(zero, memory_plan);
     stats_reserve(base, &zero->stats, memory_plan);
     base_list_ranges(base);
