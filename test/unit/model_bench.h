@@ -1,4 +1,5 @@
-// A GPT on one rank with everything that it needs, for tests of the model. Included by tests only.
+// A GPT on one rank with its device, plan and state, for tests of the model. Included by tests
+// only.
 #pragma once
 #include <mpi.h>
 #include <stdlib.h>
@@ -21,7 +22,7 @@ typedef struct Bench {
     GPT gpt;
 } Bench;
 
-// Parses the flags for one rank, appended to those that every model needs.
+// Parses flags for one rank, in addition to flags that every model needs.
 static inline bool bench_configure(Config *config, int count, const char *const *flags, int vocabulary,
                                    Error *err) {
     const char *base[] = {"test",
@@ -50,7 +51,7 @@ static inline bool bench_configure(Config *config, int count, const char *const 
     return ok;
 }
 
-// Builds the model described by these flags. Weights are not initialized.
+// Builds the model that the flags describe. Weights are not initialized.
 static inline bool bench_open(Bench *b, int count, const char *const *flags, int vocabulary) {
     Error err = {0};
     int hosts[1] = {0};
@@ -104,8 +105,8 @@ static inline int64_t bench_numel(const Bench *b, int tensor) {
     return tensor_elements(&b->gpt.tensor[tensor]);
 }
 
-// Runs forward, and backward if requested, for the uploaded micro-batch. `first` and `last` say
-// whether it starts or ends the step. Returns the loss accumulated so far.
+// Runs forward, and backward if requested, on the uploaded micro-batch. first, last: it is the
+// first or last one of the step. Returns the loss accumulated in the step.
 static inline float bench_pass(Bench *b, float loss_scale, bool backward, bool first, bool last) {
     GPT *g = &b->gpt;
     Pass pass = {.B = g->B,

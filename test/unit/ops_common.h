@@ -1,4 +1,4 @@
-// Shared by the tests of ops: random tensors, buffers of exact size, conversion to double,
+// Helpers of the tests of ops: random tensors, buffers of exact size, conversion to double,
 // comparisons. Included by test_ops.c, test_ops_head.c, test_ops_llama.c, test_ops_gradients.c and
 // test_ops_generate.c only.
 #pragma once
@@ -34,8 +34,8 @@ static inline int32_t *random_ids(Random *rng, int64_t n, int limit) {
     for (int64_t i = 0; i < n; i++) x[i] = (int32_t)(random_u64(rng) % (uint64_t)limit);
     return x;
 }
-// A buffer filled with 0xFF, which is NaN in both precisions: detects elements that an op does not
-// write, or reads before writing.
+// Returns a buffer filled with 0xFF (NaN in both precisions), which reveals elements that an op
+// does not write or reads before writing.
 static inline void *poisoned(size_t bytes) {
     return memset(xmalloc(bytes ? bytes : 1, "a test buffer"), 0xFF, bytes);
 }
@@ -87,7 +87,8 @@ static inline void check_close(const char *what, double got, double expected, do
     fail_msg("%s[%lld]: got %.9g, expected %.9g, allowed difference %.3g", what, (long long)at, got, expected,
              allowed);
 }
-// Compares a stored floatX tensor: one rounding, plus `absolute` for fp32 arithmetic before it.
+// Compares a floatX tensor. Allows one rounding, plus `absolute` for errors of fp32 arithmetic
+// before it.
 static inline void check_floatX(const char *what, const floatX *got, const double *expected, int64_t n,
                                 double absolute) {
     for (int64_t i = 0; i < n; i++)

@@ -1,5 +1,5 @@
-// Log lines against Megatron-LM's, parsed JSON lines, the golden FLOPs table, inactive ranks, full
-// disks.
+// Log lines in Megatron-LM's format, JSON lines, FLOPs against published values, inactive ranks,
+// full disks.
 #include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <math.h>
@@ -18,7 +18,7 @@
 #include "llmc/log/log.h"
 #include "test/unit/folder.h"
 
-// Replaces the options module: a JSON object of several lines, as pretty-printed.
+// Replaces the options module. Returns a JSON object of several lines.
 char *config_to_json(const Config *config) {
     char text[128];
     snprintf(text, sizeof text,
@@ -44,7 +44,7 @@ static int make_folder(void **state) {
     return 0;
 }
 
-// Redirects stdout to a file between these two calls, because the log prints to stdout.
+// The log prints to stdout. capture redirects it to a file.
 static void capture(Folder *f) {
     fflush(stdout);
     f->stdout_copy = dup(1);
@@ -67,7 +67,7 @@ static int remove_folder(void **state) {
     return rc;
 }
 
-// Returns a whole file as text, "" if it does not exist. The caller frees it.
+// Returns the contents of a file, or "" if it does not exist. The caller frees it.
 static char *slurp(const char *path) {
     char *text = (char *)calloc(1, 1 << 16);
     FILE *file = fopen(path, "r");
@@ -181,7 +181,7 @@ static void optional_fields(void **state) {
     r.skipped = 3, r.nan = 2;
     capture(f);
     log_iteration(log, &r);
-    // all steps skipped: no mean
+    // All steps were skipped, so there is no mean loss.
     r.lm_loss = 0, r.last.grad_norm = -NAN, r.last.num_zeros = r.last.params_norm = -1;
     log_iteration(log, &r);
     r.lm_loss = INFINITY, r.last.grad_norm = INFINITY;
@@ -228,7 +228,7 @@ static void validation_lines(void **state) {
     Log *log = open_plain(&config);
     capture(f);
     log_validation(log, "iteration 200", 200, 800, 8.013795e-3);
-    log_validation(log, "iteration 5 on test set", 5, 20, 25);  // perplexity capped at exp(20)
+    log_validation(log, "iteration 5 on test set", 5, 20, 25);  // the perplexity is at most exp(20)
     log_validation(log, "iteration 6", 6, 24, NAN);
     log_close(log);
     assert_printed(
@@ -247,7 +247,7 @@ static void validation_lines(void **state) {
         "---------------------------------------------------------------------------\n");
 }
 
-// Parses a JSON line, which must be valid and a single line. The caller deletes it.
+// Parses line n, which must be valid JSON. The caller deletes the result.
 static cJSON *nth_line(const char *text, int n) {
     for (; n > 0; n--) {
         text = strchr(text, '\n');
@@ -271,7 +271,7 @@ static void assert_number(const cJSON *json, const char *name, double expected) 
     assert_true(member(json, name)->valuedouble == expected);  // bit-exact
 }
 
-// A line of another module's kind. iteration 0: omitted.
+// Writes a line of another module's kind. iteration = 0: the line has no iteration.
 static void write_line(Log *log, const char *kind, int64_t iteration) {
     Text json = json_begin(kind);
     if (iteration) json_integer(&json, "iteration", iteration);
@@ -430,15 +430,15 @@ static void bad_paths(void **state) {
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
 }
 
-// Reads everything in a pipe, at most `room` bytes.
+// Reads at most `room` bytes that are in a pipe.
 static size_t drain(int fd, char *text, size_t room) {
     size_t used = 0;
     for (ssize_t got; used < room && (got = read(fd, text + used, room - used)) > 0;) used += (size_t)got;
     return used;
 }
 
-// Without a reader, records are lost without long waits. Once the reader continues, whole records
-// follow, each on its own line.
+// Without a reader, records are dropped without long waits. When the reader continues, it gets
+// complete records, each on its own line.
 static void unread_pipe(void **state) {
     Folder *f = (Folder *)*state;
     enum { RECORD = 5000, ROOM = 4 << 20 };  // longer than an atomic write to a pipe
@@ -464,7 +464,7 @@ static void unread_pipe(void **state) {
     const char *last = text + bytes - RECORD - 4;
     assert_int_equal(memcmp(last, "\n{}\n", 4), 0);
     assert_int_equal(memcmp(last + 4, record, RECORD), 0);
-    // If the reader lags again, the log soon stops waiting for it, even though some records fit.
+    // If the reader is slow again, the log soon stops waiting for it, although some records fit.
     start = monotonic_seconds();
     for (int i = 0; i < 4; i++) {
         while (append_record(&file, record, RECORD)) continue;
@@ -500,7 +500,7 @@ static void other_lines(void **state) {
     free(text);
 }
 
-// Returns the contents of the folder's event files, which include zero bytes, and their size. The
+// Returns the contents of the folder's event files, which contain zero bytes, and their size. The
 // caller frees them.
 static char *slurp_events(const char *folder, size_t *bytes) {
     char command[800], joined[340];
@@ -515,7 +515,7 @@ static char *slurp_events(const char *folder, size_t *bytes) {
     return data;
 }
 
-// Writes all TensorBoard values once, with the optional ones on or off.
+// Writes all TensorBoard values once, with or without the optional ones.
 static void write_all_scalars(Folder *f, const char *events, bool on) {
     Config config = {.tensorboard_dir = events,
                      .log_batch_size_to_tensorboard = on,
@@ -546,15 +546,15 @@ static void write_all_scalars(Folder *f, const char *events, bool on) {
     release(f);
 }
 
-// Returns true if the events contain the tag in protobuf framing: length, tag, then the key of the
-// value (0x15) or of the tensor (0x42).
+// Returns true if the events contain the tag as in a protobuf: its length, the tag, then the key of
+// a value (0x15) or of a tensor (0x42).
 static bool has_tag(const char *data, size_t bytes, const char *tag) {
     char framed[64];
     snprintf(framed, sizeof framed, "%c%s%c", (int)strlen(tag), tag, strstr(tag, "/text") ? 0x42 : 0x15);
     return memmem(data, bytes, framed, strlen(framed)) != NULL;
 }
 
-// Megatron-LM's tags in the event file, present or absent depending on flags.
+// Flags determine which of Megatron-LM's tags are in the event file.
 static void tensorboard_tags(void **state) {
     Folder *f = (Folder *)*state;
     const char *always[] = {
@@ -589,7 +589,7 @@ static void tensorboard_tags(void **state) {
     }
 }
 
-// Published values at sequence length 2048, vocabulary padded to 50304, to the 7 digits given.
+// Published values with 7 digits, for sequence length 2048 and a vocabulary padded to 50304.
 static void golden_flops(void **state) {
     const struct {
         int layers, width, heads, vocab;
@@ -616,7 +616,7 @@ static void golden_flops(void **state) {
                                (48.0 * 2048 * c.num_layers * c.hidden_size * c.hidden_size),
                            1, 1e-4);
     }
-    // Measured: 1.3B on 4 GPUs, batch 4, 733.7 ms is 25.3 TFLOP/s per GPU.
+    // A measurement: 1.3B on 4 GPUs with a batch of 4 and 733.7 ms has 25.3 TFLOP/s per GPU.
     Config c = {.num_layers = 24,
                 .hidden_size = 2048,
                 .num_attention_heads = 16,
@@ -625,11 +625,11 @@ static void golden_flops(void **state) {
                 .seq_length = 2048,
                 .vocab_size_padded = 50304};
     assert_float_equal(megatron_flops(&c, 4) / (0.7337 * 1e12 * 4), 25.3, 0.05);
-    // Llama 1.3B by hand: SwiGLU's three matrices of width 5504 instead of two of 8192.
+    // Llama 1.3B by hand: SwiGLU has three matrices of width 5504 instead of two of 8192.
     c.ffn_hidden_size = 5504, c.swiglu = true;
     double layer = 4.0 * 2048 * 2048 + 2.0 * 2048 * 2048 + 3.0 * 2048 * 5504;  // multiplications per token
     assert_float_equal(megatron_flops(&c, 1), 6.0 * 2048 * (24 * layer + 2048.0 * 50304), 1e6);
-    // 16 heads in 4 groups: keys and values of 512 columns instead of 2048.
+    // 16 heads in 4 groups: keys and values have 512 columns instead of 2048.
     c.group_query_attention = true, c.num_query_groups = 4;
     layer -= 2.0 * 2048 * (2048 - 512);
     assert_float_equal(megatron_flops(&c, 1), 6.0 * 2048 * (24 * layer + 2048.0 * 50304), 1e6);
@@ -640,7 +640,7 @@ static void golden_flops(void **state) {
                     .kv_channels = 64,
                     .seq_length = 2048};
     assert_float_equal(causal_flops(&small, 1, 124475904), 2048.0 * (746855424.0 + 113246208.0), 1);
-    // Untied: the 50304 x 768 word embeddings are looked up, not multiplied.
+    // If embeddings are untied, the 50304 x 768 word embeddings are looked up, not multiplied.
     small.untie_embeddings_and_output_weights = true, small.vocab_size_padded = 50304;
     assert_float_equal(causal_flops(&small, 1, 124475904 + 50304 * 768), 2048.0 * (746855424.0 + 113246208.0),
                        1);
@@ -652,8 +652,8 @@ static int occurrences(const char *text, const char *what) {
     return n;
 }
 
-// Warnings of skipped steps (only the 1st, 2nd and 4th of five; the anomaly guard reports finite
-// ones), and notes of the second and third epoch.
+// Warnings about skipped steps (only the 1st, 2nd and 4th of five; the anomaly guard reports
+// spikes), and notes about the second and third epoch.
 static void warnings(void **state) {
     Folder *f = (Folder *)*state;
     Config config = {0};

@@ -1,4 +1,5 @@
-// progress.txt: line format, throughput over earlier jobs, a change of world size, torn lines.
+// progress.txt: line format, cumulative throughput over earlier jobs, a change of world size,
+// truncated lines.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -74,7 +75,7 @@ static void forms(void **state) {
                " TFLOP/s/GPU\tFloating-point operations: 2.54e+18\tTokens (in billions): 2.62\n"));
 }
 
-// Writes a line of an earlier job, `ago` seconds old.
+// Writes a line of an earlier job with a time `ago` seconds in the past.
 static void earlier(const Folder *f, int ago, int gpus, const char *what) {
     char when[32];
     time_t then = time(NULL) - ago;
@@ -104,7 +105,7 @@ static void earlier_jobs(void **state) {
     char command[400];
     snprintf(command, sizeof command, "mkdir -p '%s'", f->save);
     assert_int_equal(system(command), 0);
-    earlier(f, 9000, 4, "Starting job");  // ignored: another world size followed
+    earlier(f, 9000, 4, "Starting job");  // ignored, because the world size then changed
     earlier(f, 8000, 2, "Starting job");
     earlier(f, 7000, 2,
             "Saved checkpoint\tIteration: 10\tJob throughput: 1.0 TFLOP/s/GPU\tCumulative throughput: 1.0 "
@@ -115,9 +116,9 @@ static void earlier_jobs(void **state) {
             "TFLOP/s/GPU\tFloating-point operations: 3.00e+17\tTokens (in billions): 0.10");
     earlier(f, 3000, 4, "Starting job");
     FILE *file = fopen(f->file, "a");
-    fputs("2024-01-0", file);  // torn line of a killed job
+    fputs("2024-01-0", file);  // truncated line of a killed job
     fclose(file);
-    // since 5000 s ago, on 4 GPUs: (2.1e18 - 1e17) / 5000 / 4 = 100 TFLOP/s
+    // 5000 s on 4 GPUs: (2.1e18 - 1e17) / 5000 / 4 = 100 TFLOP/s
     assert_float_equal(cumulative(f, 2.1e18), 100.0, 0.15);
 }
 
@@ -131,7 +132,7 @@ static void inactive_and_errors(void **state) {
     assert_int_not_equal(access(f->file, F_OK), 0);
     assert_null(progress_open("/dev/null/x", 1, 0, true, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
-    // In a shared folder, another user may have placed a link.
+    // Another user of a shared folder may have placed a link.
     char *other = text_format("%s.other", f->save);
     assert_true(durable_make_folders(f->save, NULL) && symlink(other, f->file) == 0);
     assert_null(progress_open(f->save, 1, 0, true, &err));

@@ -54,7 +54,7 @@ static void golden_bytes(void **state) {
         hex, "1d00000000000000602fdf2309000000000000044010642a100a0e0a076c6d206c6f73731500002c411ebe9ca9");
 }
 
-// Steps around varint length boundaries: the golden record with another step, by hand.
+// Steps whose varints have different lengths, encoded by hand in the golden record.
 static void varint_steps(void **state) {
     const struct {
         int64_t step;
@@ -109,8 +109,8 @@ static uint8_t *read_events(const char *folder, size_t *bytes, int *files) {
     return data;
 }
 
-// CRC-32C by polynomial division over the bit string, unlike the writer's; its check value of
-// "123456789" is e3069283.
+// CRC-32C by polynomial division bit by bit, independent of the writer. Its value for "123456789"
+// is e3069283.
 static uint32_t plain_crc(const uint8_t *data, size_t bytes) {
     uint32_t remainder = 0xffffffffu;  // most significant bit first, input and output reflected
     for (size_t i = 0; i < bytes * 8; i++) {
@@ -128,7 +128,7 @@ static uint64_t little(const uint8_t *data, int bytes) {
     return value;
 }
 
-// Returns the number of records; the lengths and checksums of all frames must be valid.
+// Returns the number of records. Checks the lengths and checksums of all frames.
 static int count_records(const uint8_t *data, size_t bytes) {
     int records = 0;
     for (size_t at = 0; at < bytes; records++) {
@@ -192,8 +192,8 @@ static void no_folder(void **state) {
     assert_non_null(strstr(err.what, "; a file is in the way"));
 }
 
-// A file size limit simulates a full disk: a record that does not fit leaves no torn bytes, and
-// later ones that fit are written.
+// A file size limit imitates a full disk. A record that does not fit must leave no bytes in the
+// file. Later records that fit are written.
 static void full_disk(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -203,7 +203,7 @@ static void full_disk(void **state) {
     Tensorboard *tb = tensorboard_open(f->path, &err);
     assert_non_null(tb);
     small = old;
-    small.rlim_cur = 100;  // version record 40 + one scalar 45 = 85: a second scalar is cut after 15 bytes
+    small.rlim_cur = 100;  // version record 40 + scalar 45 = 85, so 15 bytes of a second scalar fit
     fflush(stderr);
     int stderr_copy = dup(2), said_through[2];  // a pipe, because the limit applies to files
     char said[1000] = "";

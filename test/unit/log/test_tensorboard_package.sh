@@ -1,7 +1,7 @@
 #!/bin/bash
-# TensorBoard's own package reads the event files back: scalars, steps, texts. If python3 has no
-# tensorboard, the files are only written and the test is skipped (exit 77). PYTHON selects another
-# interpreter.
+# Reads event files with TensorBoard's package and compares scalars, steps and texts. If python3 has
+# no tensorboard package, the files are only written, and the test is skipped (exit code 77). PYTHON
+# selects another interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 folder=$(mktemp -d)

@@ -1,4 +1,4 @@
-// Timers on a simulated device: sums, levels, reuse of events, no waiting in start and stop, and
+// Timers on a simulated device: sums, levels, reuse of events, start and stop without waiting, and
 // misuse.
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +13,7 @@
 
 #include "llmc/log/timers.h"
 
-// A device whose time the test sets; replaces the backend at link time.
+// A device whose time the test sets. It replaces the backend at link time.
 struct Device {
     double now_ms;
     int events, live_events, waits;
@@ -43,8 +43,7 @@ void event_record(Event *event, Stream *stream) { event->ms = stream->device->no
 void event_synchronize(Event *event) { event->device->waits++; }
 double event_elapsed_ms(Event *start, Event *stop) { return stop->ms - start->ms; }
 
-// A profiler's view: how often each range was started, and how many are open. A range has the id of
-// its name.
+// A profiler that counts the starts of each range and the open ranges.
 typedef struct Profile {
     int started[TIMERS], open[TIMERS];
 } Profile;
@@ -69,7 +68,7 @@ static void sums_and_resets(void **state) {
     Stream compute = {&device}, comm = {&device};
     Timers *timers = timers_create(&device, 2);
     run(timers, TIMER_FORWARD_COMPUTE, &compute, 3.5);
-    device.now_ms += 100;  // between spans: not counted
+    device.now_ms += 100;  // time between spans is not counted
     run(timers, TIMER_FORWARD_COMPUTE, &compute, 4.5);
     timer_start(timers, TIMER_OPTIMIZER, &compute);  // different timers nest
     run(timers, TIMER_PARAMS_ALL_GATHER, &comm, 7);
@@ -85,7 +84,7 @@ static void sums_and_resets(void **state) {
     assert_int_equal(device.live_events, 0);
 }
 
-// The lowest --timing-log-level at which each exists.
+// Returns the lowest --timing-log-level at which a timer is on.
 static int level_of(Timer timer) {
     switch (timer) {
         case TIMER_FORWARD_COMPUTE:
@@ -135,8 +134,8 @@ static void events_are_reused(void **state) {
     assert_int_equal(device.live_events, 0);
 }
 
-// A log interval far longer than the queue: memory stays bounded, and every span counts once with
-// its own length.
+// In a log interval with more spans than the queue holds, memory stays bounded and every span
+// counts once with its own length.
 static void long_interval(void **state) {
     Device device = {0};
     Stream stream = {&device};
@@ -215,7 +214,8 @@ static void misuse_ends_the_program(void **state) {
     assert_int_equal(exit_code_of(stop_elsewhere), EXIT_ENVIRONMENT);
 }
 
-// At every level, even for timers that are off; overlapping, and once per start.
+// Profilers see one range per start at every level, even for timers that are off. Ranges may
+// overlap.
 static void profilers_see_every_phase(void **state) {
     for (int level = 0; level <= 2; level++) {
         Device device = {.now_ms = 5};

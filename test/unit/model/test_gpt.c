@@ -1,5 +1,5 @@
-// The whole GPT (llmc/model) against PyTorch: logits, losses, every gradient, ten AdamW steps. In
-// the fp32 build also against finite differences. Checks that recomputation changes no bit.
+// The complete GPT (llmc/model) against PyTorch: logits, losses, every gradient, ten AdamW steps.
+// The fp32 build also compares with finite differences. Recomputation must be bitwise identical.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,8 +16,8 @@
 #define GOLDEN "test/golden/gpt/gpt.golden"
 #define COUNT(list) ((int)(sizeof(list) / sizeof((list)[0])))
 
-// Tolerance: at most twice the error of PyTorch in bf16. In the fp32 build both compute in fp32 and
-// must agree closely.
+// In bf16 the error must be at most twice the error of PyTorch in bf16. In fp32 the results must
+// agree closely.
 static void expect_close(const Golden *g, const char *name, const float *ours, const float *reference,
                          int64_t n) {
     char key[160];
@@ -36,7 +36,7 @@ static void expect_close(const Golden *g, const char *name, const float *ours, c
         rms_limit = worst_limit = 2e-5 * scale + 1e-7;
     } else {
         rms_limit = 2.0 * allowed[0] + 1e-6 * scale;
-        worst_limit = 2.0 * allowed[1] + 1e-3 * scale;  // one unlucky rounding among n
+        worst_limit = 2.0 * allowed[1] + 1e-3 * scale;  // one large rounding error among n
     }
     if (!(rms <= rms_limit && worst <= worst_limit)) {
         fail_msg("%s: rms error %g (allowed %g), largest %g (allowed %g), scale %g", name, rms, rms_limit,
@@ -120,7 +120,7 @@ static void test_forward_matches_pytorch(void **state) {
     bench_close(&b);
 }
 
-// The key bias does not change the softmax, so its gradient is rounding noise in any precision.
+// The key bias does not change the softmax, so its computed gradient is only rounding noise.
 static bool noise(const Bench *b, int tensor, int64_t element) {
     bool qkv_bias = strstr(b->gpt.tensor[tensor].name, "query_key_value.bias") != NULL;
     return qkv_bias && element / b->gpt.HD % 3 == 1;
@@ -200,7 +200,7 @@ static void test_ten_steps_match_pytorch(void **state) {
     bench_close(&b);
 }
 
-// Change of the master weights over ten steps, tensor by tensor.
+// Compares the change of the master weights over ten steps, tensor by tensor.
 static void test_master_weights_match_pytorch(void **state) {
     Bench b;
     Golden g;
@@ -226,7 +226,7 @@ static void test_master_weights_match_pytorch(void **state) {
         snprintf(key, sizeof key, "error.change.%s", b.gpt.tensor[piece->tensor].name);
         const float *allowed = golden_f32(&g, key, NULL);
         assert_non_null(allowed);
-        // The stored change is rounded to bf16, a relative error of 2^-9.
+        // PyTorch's change is stored in bf16, with a relative error of 2^-9.
         double rms = sqrt(squares / (double)n), atol = 0x1p-8 * sqrt(reference / (double)n);
         double limit = (sizeof(floatX) == sizeof(float) ? 0.0 : 2.0 * allowed[0]) + atol;
         if (!(rms <= limit))
@@ -256,7 +256,7 @@ static const char *const small_flags[] = {"--num-layers",
                                           "--init-method-std",
                                           "0.2"};
 
-// Model variants: GPT-2, Llama, Qwen, and a mixture.
+// Model families: GPT-2, Llama, Qwen, and a mixture of their features.
 enum { GPT2, LLAMA, QWEN, MIXED, FAMILIES };
 static const char *const family_flags[FAMILIES][14] = {
     [LLAMA] = {"--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu",
@@ -284,8 +284,8 @@ static void open_small(Bench *b, int family, bool recompute) {
     bench_upload(b, tokens, targets);
 }
 
-// Compares the directional derivative with (loss(w + h d) - loss(w - h d)) / 2h for one random
-// direction d per tensor, with both dropouts on.
+// For one random direction d per tensor, compares the directional derivative with (loss(w + h d) -
+// loss(w - h d)) / 2h. Hidden and attention dropout are on.
 static void check_differences(int family) {
     Bench b;
     open_small(&b, family, false);
@@ -299,7 +299,7 @@ static void check_differences(int family) {
         for (int64_t i = 0; i < n; i++) saved[i] = floatX_to_float(w[i]);
         for (int64_t i = 0; i < n; i++) length += gradient[i] * gradient[i];
         length = sqrt(length);
-        // The key rows of the QKV bias have no gradient.
+        // The gradient of the key rows of the QKV bias is only noise.
         for (int64_t i = 0; i < n; i++) expected += gradient[i] * (gradient[i] / length);
         for (int side = 0; side < 2; side++) {
             for (int64_t i = 0; i < n; i++)
@@ -345,8 +345,8 @@ static void test_full_recompute_is_bit_exact(void **state) {
     for (int family = 0; family < FAMILIES; family++) check_recompute(family);
 }
 
-// Gradients accumulate: two passes over the same data give exactly twice the gradients of one. The
-// first pass overwrites stale gradients of the matrices.
+// Two passes over the same data give exactly twice the gradients of one pass. The first pass
+// overwrites old gradients of matrices.
 static void check_accumulation(int family) {
     Bench b;
     open_small(&b, family, false);
@@ -378,14 +378,15 @@ static void test_gradients_accumulate(void **state) {
     for (int family = 0; family < FAMILIES; family++) check_accumulation(family);
 }
 
-// Gradients before backward, for test_layers_write_their_own.
+// The gradients before backward, for test_layers_write_their_own.
 static float *watched_before;
 static Bench *watched;
 
 void __real_zero_reduce_unit(Zero *zero, int unit, bool last);
 void __wrap_zero_reduce_unit(Zero *zero, int unit, bool last);
-// When a unit is complete, backward must not have written gradients of later units yet. Exception:
-// the LM head writes the gradient of the word embedding or output layer first.
+// When a unit is complete, backward must not have written gradients of the units that follow in
+// backward order. An exception is the LM head, which writes the gradient of the word embedding or
+// output layer first.
 void __wrap_zero_reduce_unit(Zero *zero, int unit, bool last) {
     for (int t = 0; watched && t < watched->gpt.tensors; t++) {
         const Tensor *tensor = &watched->gpt.tensor[t];
@@ -469,7 +470,7 @@ static void test_llama_parameter_table(void **state) {
     bench_close(&b);
 }
 
-// Query and key norms follow the QKV linear in the table. Biases follow their weights.
+// In the table, query and key norms follow the QKV linear layer, and biases follow their weights.
 static void test_head_norm_table(void **state) {
     static const char *const names[] = {"query_key_value.weight", "query_key_value.bias",
                                         "q_layernorm.weight",     "q_layernorm.bias",
@@ -491,7 +492,7 @@ static void test_head_norm_table(void **state) {
     bench_close(&b);
 }
 
-// The same weights and tokens as dev/ref/llama_golden.py.
+// Sets the same weights and tokens as dev/ref/llama_golden.py.
 static void fill_llama(Bench *b) {
     int32_t tokens[16], targets[16];
     for (int t = 0; t < b->gpt.tensors; t++) {

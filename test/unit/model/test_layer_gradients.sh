@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Gradients of one layer of the 125M model against PyTorch. Skipped if $PYTHON (default python3) has
-# no PyTorch. The sequence is short and the vocabulary small, to be fast on CPUs; test/gpu.sh tests
-# the full sizes.
+# no PyTorch. The short sequence and small vocabulary are fast on CPUs; test/gpu.sh tests the full
+# sizes.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-python3} program=${BUILD:-build}/test/layer_dump

@@ -1,5 +1,5 @@
-// Generation with a KV cache: the logits must equal the logits of a training forward pass over the
-// whole sequence, in the fp32 build within 1e-5.
+// Generation with a KV cache: the logits must match a training forward pass over the whole
+// sequence, in the fp32 build within 1e-5.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@
 enum { VOCABULARY = 96, LENGTH = 24 };
 #define COUNT(list) ((int)(sizeof(list) / sizeof((list)[0])))
 
-// An inference model with the weights of a test bench.
+// Opens an inference model with the weights of the bench.
 static void open_writer(TextModel *w, const Bench *b) {
     Error err = {0};
     Config config = b->config;
@@ -39,13 +39,13 @@ static void expect_same(const floatX *got, const floatX *expected, int n) {
         scale = fmax(scale, fabs(e));
         worst = fmax(worst, fabs((double)floatX_to_float(got[i]) - e));
     }
-    // bf16: another summation order may round differently, in every layer.
+    // In bf16 another order of sums can change the rounding in every layer.
     double allowed = sizeof(floatX) == sizeof(float) ? 1e-5 * fmax(scale, 1) : 0x1p-6 * scale;
     if (!(worst <= allowed && scale > 0.1))
         fail_msg("%d tokens: logits differ by %g of %g, allowed %g", n, worst, scale, allowed);
 }
 
-// Computes the logits of every position: a prompt of `prompt` tokens, then one token at a time.
+// Compares the logits of every position after a prompt of `prompt` tokens and single tokens.
 static void compare(int count, const char *const *flags, int prompt) {
     static const char *const common[] = {"--num-layers",
                                          "3",
@@ -74,14 +74,14 @@ static void compare(int count, const char *const *flags, int prompt) {
     assert_true(bench_open(&b, COUNT(common) + count, all, VOCABULARY));
     gpt_init_weights(&b.gpt, 9, (Peers){MPI_COMM_SELF, 0, NULL});
     open_writer(&w, &b);
-    for (int again = 0; again < 2; again++) {  // a second sequence reuses the cache
+    for (int again = 0; again < 2; again++) {  // the second sequence reuses the cache
         for (int i = 0; i < LENGTH; i++) ids[i] = (int32_t)(random_u64(&rng) % VOCABULARY);
         for (int n = prompt, start = 0; n <= LENGTH; start = n++) {
             gpt_next_logits(&b.gpt, ids, n, expected);
             gpt_continue(&w.gpt, ids + start, start, n - start, got);
             expect_same(got, expected, n);
         }
-        // Reruns the second half, several tokens at a time.
+        // Repeats the tokens after the prompt in one call.
         gpt_continue(&w.gpt, ids + prompt, prompt, LENGTH - prompt, got);
         expect_same(got, expected, LENGTH);
     }

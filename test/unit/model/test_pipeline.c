@@ -1,5 +1,5 @@
-// The pipeline schedule: every micro-batch runs forward and backward once on every stage, there is
-// no deadlock, and no activation or gradient buffer is reused too early.
+// The pipeline schedule: every micro-batch runs forward and backward once on every stage, without
+// deadlock, and buffers of activations and gradients are not reused too early.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,7 @@
 
 enum { MOST = 32, CHUNKS = 4, STAGES = 8, PLACES = 128 };
 
-// Megatron-LM's schedule, written out by hand.
+// Compares with Megatron-LM's schedule, written out by hand.
 static void schedule_is_1f1b(void **state) {
     // B: backward
     enum { B = 8 };
@@ -30,8 +30,8 @@ static void schedule_is_1f1b(void **state) {
     for (int i = 0; i < 4; i++) assert_true(actions[i].micro_batch == i && !actions[i].backward);
 }
 
-// Simulated stage: passes done so far and contents of its buffers. A buffer holds the number (from
-// 1) of the pair of micro-batch and chunk that uses it.
+// A simulated stage: completed passes and contents of its buffers. A buffer has the index (from 1)
+// of the pair of micro-batch and chunk that uses it.
 typedef struct Running {
     PipelineAction actions[2 * MOST * CHUNKS];
     int count, at;
@@ -41,7 +41,8 @@ typedef struct Running {
 
 static int pair_of(PipelineShape s, PipelineAction a) { return a.micro_batch * s.chunks + a.chunk; }
 
-// Returns true if the neighboring stage has run the pass that `a` depends on, or there is none.
+// Returns true if the neighboring stage has completed the pass on which `a` depends, or there is
+// none.
 static bool has_come(const Running *all, PipelineShape s, PipelineAction a) {
     int step = a.backward ? 1 : -1, end = a.backward ? s.stages - 1 : 0;
     int last_chunk = a.backward ? s.chunks - 1 : 0;
@@ -78,7 +79,8 @@ static void run_action(Running *r, PipelineShape s, PipelineAction a) {
     r->slot[a.slot] = r->input[a.input] = 0;
 }
 
-// The receive of an action is posted one action ahead, unless the same micro-batch runs before it.
+// Returns true if the receive of action `a` was posted: one action earlier, unless that action is
+// of the same micro-batch.
 static bool is_expected(const Running *r, PipelineShape s, PipelineAction a) {
     for (int i = 0; i < r->count && i <= r->at + 1; i++) {
         PipelineAction found = r->actions[i];
@@ -88,7 +90,7 @@ static bool is_expected(const Running *r, PipelineShape s, PipelineAction a) {
     return false;
 }
 
-// Finds the stage that receives the action's output; false if there is none.
+// Finds the stage that receives the action's output. Returns false if there is none.
 static bool receiver_of(PipelineShape s, PipelineAction *a, int *stage) {
     int step = a->backward ? -1 : 1, end = a->backward ? 0 : s.stages - 1;
     if (s.stage == end) a->chunk += step;
@@ -96,9 +98,9 @@ static bool receiver_of(PipelineShape s, PipelineAction *a, int *stage) {
     return a->chunk >= 0 && a->chunk < s.chunks;
 }
 
-// All messages in flight when a GPU stage starts its next action must be able to complete without
-// it: a kernel launch may have to wait for them in the backward pass of the last micro-batch (see
-// the links in llmc/cuda/comm.cu).
+// Returns true if all messages in flight can complete before the stages start their next actions.
+// On GPUs a kernel launch may wait for them in the backward pass of the last micro-batch (see the
+// links in llmc/cuda/comm.cu).
 static bool nothing_holds_the_host(const Running *all, PipelineShape s) {
     const Running *r = &all[s.stage];
     for (int i = 0; i < r->at; i++) {
@@ -109,7 +111,7 @@ static bool nothing_holds_the_host(const Running *all, PipelineShape s) {
     return r->at + 1 == r->count || has_come(all, s, r->actions[r->at + 1]);
 }
 
-// Runs all stages; an action waits for the neighbor that it depends on.
+// Runs all stages. An action waits for the neighbor on which it depends.
 static void check_order(int stages, int chunks, int micro_batches) {
     static Running all[STAGES];
     memset(all, 0, sizeof all);
@@ -135,7 +137,7 @@ static void check_order(int stages, int chunks, int micro_batches) {
             run_action(r, s, a);
             done++;
         }
-        if (done == before) fail_msg("%d stages, %d chunks, %d: all wait", stages, chunks, micro_batches);
+        if (done == before) fail_msg("%d stages, %d chunks, %d: deadlock", stages, chunks, micro_batches);
     }
 }
 

@@ -1,5 +1,5 @@
-// gpt_upload_rope_table with the RoPE scaling of Llama 3.1 and 3.2. Expected frequencies are from
-// transformers 5.23 (modeling_rope_utils, rope_type llama3, theta 500000, low 1, high 4, 8192
+// gpt_upload_rope_table with the RoPE scaling of Llama 3.1 and 3.2. transformers 5.23 computed the
+// expected frequencies (modeling_rope_utils, rope_type llama3, theta 500000, low 1, high 4, 8192
 // positions).
 #include <math.h>
 #include <setjmp.h>
@@ -18,8 +18,8 @@ typedef struct Known {
     double frequency;
 } Known;
 
-// An angle determines the frequency only modulo 2 pi / position; 64 positions resolve low
-// frequencies.
+// Compares angles at 64 positions. A single angle determines the frequency only modulo 2 pi /
+// position, and low frequencies need high positions.
 static void expect(int head, double stretch, const Known *known, int count) {
     enum { T = 65 };
     GPT gpt;

@@ -1,5 +1,6 @@
-// The memory plan at run time: a training step allocates exactly what was planned. If a plan does
-// not fit (under artificial limits), a one-line error says how much is missing and what would fit.
+// The memory plan at run time: a training step allocates exactly the planned memory. If a plan does
+// not fit into artificial limits, a one-line error says how much is missing and which settings
+// would fit.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -62,7 +63,7 @@ static void test_run_allocates_exactly_its_plan(void **state) {
     expect_plan(COUNT(quantized), quantized);
 }
 
-// device_alloc counts all allocations, freed or not, so a buffer outside the plan is noticed.
+// device_alloc counts all allocations, even freed ones, so a buffer outside the plan is detected.
 static void test_allocations_are_counted(void **state) {
     Error err = {0};
     Device *device = device_open(0, NULL, &err);
@@ -128,8 +129,8 @@ static void test_advice(void **state) {
     expect_advice(&c, 1080, "--recompute-granularity full fits");
     c = batch_of(3, 12, 2);  // the next smaller size divides too
     expect_advice(&c, 1200, "--micro-batch-size 2 fits, and so does --recompute-granularity full");
-    // Steps of a batch ramp-up must be multiples of the micro-batch too: 4 divides the 24 sequences
-    // per rank, but not the 6 at the start and in the steps of the ramp-up.
+    // With a batch ramp-up the micro-batch size must divide every batch size: 4 divides the 24
+    // sequences per rank, but not the 6 sequences at the start and per step of the ramp-up.
     c = batch_of(6, 48, 2);
     expect_advice(&c, 1450, "--micro-batch-size 4 fits, and so does --recompute-granularity full");
     c.rampup_start = 12;
@@ -140,7 +141,7 @@ static void test_advice(void **state) {
     expect_advice(&c, 1450, "--micro-batch-size 3 fits, and so does --recompute-granularity full");
 }
 
-// With smaller micro-batches a pipeline stage has more of them in flight.
+// Activations of a pipeline stage, which has more micro-batches in flight if they are smaller.
 static size_t bytes_in_flight(const Config *c, const Mesh *mesh) {
     return made_up_bytes(c, mesh) * (size_t)(c->micro_batches < 2 ? c->micro_batches : 2);
 }
@@ -154,8 +155,8 @@ static void test_advice_for_a_pipeline(void **state) {
     assert_string_equal(text, "--recompute-granularity full fits");
 }
 
-// Checks the advice against the real plan: the suggested micro-batch fits, the next larger one
-// doesn't.
+// Checks the advice against the plan: the suggested micro-batch size fits, and the next larger one
+// does not.
 static void test_advice_on_a_model(void **state) {
     static const char *const flags[] = {MODEL, "--micro-batch-size", "12", "--global-batch-size", "24"};
     static const int divisors[] = {12, 8, 6, 4, 3, 2, 1};
@@ -187,7 +188,7 @@ static void test_advice_on_a_model(void **state) {
 
 // --- limits ---------------------------------------------------------------------------------
 
-// A limit on the address space is per rank; the machine's memory is shared.
+// A limit of the address space applies to each rank, but ranks share the machine's memory.
 static void test_shared_memory_limits(void **state) {
     Error err = {0};
     Device *device = device_open(0, NULL, &err);
@@ -222,7 +223,7 @@ static void test_plan_that_does_not_fit(void **state) {
     Error err = {0};
     void *target;
     const ModelPlan model = {gpt_planned_bytes, &b.mesh};
-    // Half of the free memory: enough for one rank, too much for each of four.
+    // Reserves half of the free memory, which fits one rank, but not each of four.
     memory_plan_reserve(&memory_plan, "test", "half of what is free", device_share(b.device, 1) / 2, &target);
     memory_measure(&memory, &memory_plan, b.device, 4, 4, 4, false);
     assert_false(memory_allocate(&memory, &memory_plan, &b.config, model, &err));
@@ -234,10 +235,10 @@ static void test_plan_that_does_not_fit(void **state) {
                "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks"));
     assert_null(target);
     memory_plan_free(&memory_plan, b.device);
-    // The plan alone would fit, but not together with the reserve for libraries.
+    // The plan would fit without the reserve for libraries.
     memory_plan_reserve(&memory_plan, "test", "a page", 4096, &target);
     memory_measure(&memory, &memory_plan, b.device, 1, 1, 4, true);
-    assert_int_equal(memory.reserved, 0);  // CPU ranks
+    assert_int_equal(memory.reserved, 0);  // CPU ranks have no reserve
     memory.reserved = memory.share_before - 1024;
     assert_false(memory_allocate(&memory, &memory_plan, &b.config, model, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
@@ -248,12 +249,12 @@ static void test_plan_that_does_not_fit(void **state) {
     bench_close(&b);
 }
 
-// Host memory of all ranks of a machine.
+// All ranks of a machine share its host memory.
 static void test_host_memory(void **state) {
     const size_t GiB = (size_t)1 << 30;
     Error err = {0};
     assert_true(memory_host_fits(8 * GiB, 8, 64 * GiB, &err));
-    assert_true(memory_host_fits(8 * GiB, 8, 0, &err));  // unknown
+    assert_true(memory_host_fits(8 * GiB, 8, 0, &err));  // available memory is unknown
     assert_true(memory_host_fits(0, 8, GiB, &err));
     assert_false(memory_host_fits(8 * GiB, 8, 64 * GiB - 1, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
@@ -261,7 +262,7 @@ static void test_host_memory(void **state) {
                            "8.00 GiB of host memory for each of the 8 ranks of this machine, "
                            "64.00 GiB in total, but only 64.00 GiB are available; "));
     assert_null(strchr(err.what, '\n'));
-    // memory_measure fills in the host fields.
+    // memory_measure must set the fields for host memory.
     Memory memory = {0};
     MemoryPlan memory_plan = {0};
     Device *device = device_open(0, NULL, &err);

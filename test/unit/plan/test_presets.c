@@ -1,5 +1,5 @@
-// The table of presets: flags against the config that --plan derives for them, predicted codec
-// errors against the codecs themselves, and the choice of a preset.
+// The table of presets: the flags of each preset against the config that --plan derives for it,
+// predicted against measured codec errors, and the choice of a preset.
 #include <math.h>
 
 #include "../config/command_line.h"
@@ -61,7 +61,7 @@ static void uniform_decoded(const float *x, int group, uint32_t largest, int lev
     }
 }
 
-// Measured error of a codec on Gaussian values.
+// Measures the error of a codec on Gaussian values.
 static double measured(Codec codec, int group, Rounding rounding) {
     CodecInfo info = codec_info(codec);
     double error = 0, square = 0;
@@ -119,7 +119,7 @@ static void bf16_rounds_to_nearest(void **state) {
     assert_float_equal(codec_gaussian_error(CODEC_BF16, 0, ROUND_NEAREST) / (error / square), 1, 0.2);
 }
 
-// Errors of the levels in use add up: int8 inside the node adds little to int4 between nodes.
+// The errors of both levels add up. int8 inside the node adds little to int4 between nodes.
 static void levels_add_up(void **state) {
     GradFormat format = {.intra_codec = CODEC_INT8,
                          .inter_codec = CODEC_INT4,
@@ -134,7 +134,7 @@ static void levels_add_up(void **state) {
     assert_true(preset_gradient_error(&format, false, false) == 0);
 }
 
-// A preset further down is chosen only if it gains enough.
+// A later preset in the table is chosen only if it is sufficiently faster.
 static void larger_changes_must_be_faster(void **state) {
     int local = PRESETS - 1;
     double ms[PRESETS] = {0};

@@ -1,4 +1,4 @@
-// Predicted step times, against schedules worked out by hand.
+// Predicted step times against schedules worked out by hand.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,7 +9,8 @@
 
 #include "llmc/plan/step_time.h"
 
-// Three buckets: embeddings and two layers. Compute: 2 x 1 ms forward, LM head 3, 2 x 2 backward.
+// There are three buckets: embeddings and two layers. Forward takes 2 x 1 ms, the LM head 3,
+// backward 2 x 2.
 enum { THREE = 3, PASSES = 9 };
 typedef struct Case {
     BucketLoad bucket[5];
@@ -38,7 +39,7 @@ static void compute_only(void **state) {
     assert_float_equal(step_compute(&c.load), 3 * PASSES, 1e-9);
 }
 
-// The backward of the embeddings counts as compute, waits for messages do not.
+// Backward of the embeddings counts as compute; waits for messages do not.
 static void exposed_waits(void **state) {
     Case c;
     three(&c, (BucketLoad){0});
@@ -49,13 +50,13 @@ static void exposed_waits(void **state) {
     takes(&c, 2 * (PASSES + 0.5 + 1.5));
     assert_float_equal(step_compute(&c.load), 2 * (PASSES + 0.5), 1e-9);
     assert_float_equal(step_time_alone(&c.load), 2 * (PASSES + 0.5), 1e-9);
-    // The gradients of the embeddings are sent last, after the tail.
+    // The gradients of the embeddings are sent last.
     three(&c, (BucketLoad){.grad_between = 1});
     c.load.tail = 3;
     takes(&c, PASSES + 3 + 1);
 }
 
-// Without messages: compute, updates, memory traffic.
+// A step without messages consists of compute, updates and memory traffic.
 static void step_without_messages(void **state) {
     Case c;
     three(&c, (BucketLoad){.grad_inside = 4,
@@ -71,64 +72,66 @@ static void step_without_messages(void **state) {
     assert_float_equal(step_time_alone(&c.load), PASSES + 5 + 2, 1e-9);
 }
 
-// Updates take 1 ms each, in forward order. The embeddings are ready at 1 ms, layer 1 at 2, and it
-// runs until 3. Layer 2 is ready at 3. So 2 ms are exposed.
+// Updates take 1 ms each, in forward order. The embeddings are ready at 1 ms, layer 1 at 2. Layer 1
+// computes until 3, when layer 2 is ready. So 2 ms are exposed.
 static void updates_in_forward_order(void **state) {
     Case c;
     takes(three(&c, (BucketLoad){.update = 1}), PASSES + 2);
-    // Memory traffic comes before the updates and is fully exposed.
+    // Memory traffic precedes the updates and is fully exposed.
     c.load.memory = 5;
     takes(&c, PASSES + 5 + 2);
 }
 
 static void gradients_overlap_with_backward(void **state) {
     Case c;
-    // Layer 2 is sent from 2 to 3 ms of backward. Layer 1 and the embeddings are done at 4; they
+    // Layer 2 is sent from 2 to 3 ms of backward. Layer 1 and the embeddings are complete at 4 and
     // are sent one after the other until 6.
     takes(three(&c, (BucketLoad){.grad_between = 1}), PASSES + 2);
-    // 4 ms on each of two links. The first link is done at 6, 10, 14, the second at 10, 14, 18.
+    // Messages take 4 ms on each of two links. They end at 6, 10, 14 on the first link and at 10,
+    // 14, 18 on the second.
     takes(three(&c, (BucketLoad){.grad_inside = 4, .grad_between = 4}), PASSES + 14);
 }
 
-// Gradients of 3 ms each. The messages end at 7 + 9 ms, minus the burst.
+// Gradients take 3 ms per bucket. The messages end at 7 + 9 ms, minus the burst.
 static void network_with_a_burst(void **state) {
     Case c;
-    // Backward starts at 5 ms and is done with layer 2 at 7.
+    // Backward starts at 5 ms and completes layer 2 at 7.
     takes(three(&c, (BucketLoad){.grad_between = 3}), 7 + 9);
     c.load.burst = 2;
     takes(&c, 7 + 9 - 2);
-    // With a long burst nothing waits.
+    // With a long burst nothing is exposed.
     c.load.burst = 100;
     takes(&c, PASSES);
-    // Weights: a burst never lets them arrive before they are updated (1 ms each).
+    // With a burst, weights still cannot arrive before their updates, which take 1 ms each.
     takes(three(&c, (BucketLoad){.update = 1, .weight_between = 5}), 1 + 5 + 5 + 5 + 1 + 3 + 4);
     c.load.burst = 100;
     takes(&c, PASSES + 2);
 }
 
-// 2 ms between nodes, then 1 inside: weights arrive 3, 5 and 7 ms after the update. Layer 1 runs
-// from 5 to 6, layer 2 from 7 to 8. Without messages layer 2 would be done at 2.
+// Weights take 2 ms between nodes, then 1 ms inside, so they arrive 3, 5 and 7 ms after the update.
+// Layer 1 computes from 5 to 6, layer 2 from 7 to 8. Without messages layer 2 would end at 2.
 static void layers_wait_for_their_own_weights(void **state) {
     Case c;
     takes(three(&c, (BucketLoad){.weight_between = 2, .weight_inside = 1}), PASSES + 6);
 }
 
-// Six messages of 8 ms from two micro-batches. The first one starts at 7, when the first backward
-// is done with layer 2. Compute is done at 18.
+// Two micro-batches send six messages of 8 ms. The first one starts at 7, when the first backward
+// has completed layer 2. Compute ends at 18.
 static void reduction_per_micro_batch(void **state) {
     Case c;
     three(&c, (BucketLoad){.grad_between = 8, .reductions = 2});
     c.load.micro_batches = 2;
     takes(&c, 7 + 6 * 8);
-    // With one reduction only the second micro-batch sends, from 16 on.
+    // With one reduction only the second micro-batch sends, starting at 16.
     three(&c, (BucketLoad){.grad_between = 8, .reductions = 1});
     c.load.micro_batches = 2;
     takes(&c, 16 + 3 * 8);
 }
 
-// Four layers in two slots, 3 ms per gather. Forward: layers 1 to 4 arrive at 3, 6, 9 and 12. The
-// LM head is done at 16. Backward finds 4 and 3 in the slots; they are done at 18 and 20. Layer 2
-// is gathered from 18 to 21 and done at 23, layer 1 from 21 to 24 and done at 26.
+// Four layers are gathered into two slots, for 3 ms each. In forward they arrive at 3, 6, 9 and 12,
+// and the LM head ends at 16. Backward finds layers 4 and 3 in the slots and completes them at 18
+// and 20. Layer 2 is gathered from 18 to 21 and completed at 23, layer 1 is gathered from 21 to 24
+// and completed at 26.
 static void gathers_through_two_slots(void **state) {
     Case c;
     three(&c, (BucketLoad){0});
@@ -138,7 +141,7 @@ static void gathers_through_two_slots(void **state) {
             .layers = 1, .reductions = 1, .gathered = true, .forward_gather = 3, .backward_gather = 3};
     }
     takes(&c, 26);
-    // 1 ms each: only the first gather is exposed.
+    // If gathers take 1 ms, only the first one is exposed.
     for (int b = 1; b < 5; b++) c.bucket[b].forward_gather = c.bucket[b].backward_gather = 1;
     takes(&c, 4 + 3 + 8 + 1);
 }
@@ -146,14 +149,14 @@ static void gathers_through_two_slots(void **state) {
 static void outer_syncs_of_local_steps(void **state) {
     Case c;
     three(&c, (BucketLoad){.exchange = 12});
-    // Three outer syncs of 12 ms in six steps of 10 ms. With one step to overlap, 2 ms of each are
-    // exposed; with two steps nothing is.
+    // Six steps of 10 ms have three outer syncs of 12 ms. If a sync overlaps with one step, 2 ms
+    // are exposed; with two steps nothing is.
     assert_float_equal(step_time_local(&c.load, 10, 6, 0), (60 + 6) / 6.0, 1e-9);
     assert_float_equal(step_time_local(&c.load, 10, 6, 1), 10, 1e-9);
-    // The link is too slow: 90 ms in three steps.
+    // Three outer syncs of 30 ms are longer than three steps.
     three(&c, (BucketLoad){.exchange = 30});
     assert_float_equal(step_time_local(&c.load, 10, 3, 2), 30, 1e-9);
-    // The large first bucket takes 30 ms; the sync slots of the others are late in the period.
+    // The large first bucket takes 30 ms. The other buckets' sync slots are late in the period.
     c.bucket[1].exchange = c.bucket[2].exchange = 3;
     assert_float_equal(step_time_local(&c.load, 10, 6, 2), 10, 1e-9);
     assert_float_equal(step_time_local(&c.load, 10, 6, 1), (60 + 10) / 6.0, 1e-9);

@@ -1,4 +1,4 @@
-// Bytes per step of each sharding strategy, against numbers worked out by hand.
+// Bytes per step of each sharding strategy against numbers worked out by hand.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,17 +10,18 @@
 
 #include "llmc/plan/traffic.h"
 
-// Two nodes of two ranks; embeddings and four layers of 131072 elements, one bucket each. A rank's
-// shard has 32768 elements. MESSAGE_ALIGN divides all sizes below.
+// Two nodes of two ranks. Embeddings and four layers have 131072 elements each and are separate
+// buckets, of which a rank's shard has 32768 elements. MESSAGE_ALIGN divides all sizes below.
 enum { UNITS = 5, NUMBERS = 131072 };
-// (D - 1) messages of N shards in 8 bits, one scale per 128: 2 x 32768 + 2 x 256 x 4.
+// Gradients inside the node: (D - 1) messages of N shards in 8 bits with a scale per 128 values:
+// 2 x 32768 + 2 x 256 x 4.
 enum { GRAD_INSIDE = 67584 };
-// (N - 1) messages of one shard in 4 bits: 16384 + 256 x 4.
+// Gradients between nodes: (N - 1) messages of one shard in 4 bits: 16384 + 256 x 4.
 enum { GRAD_BETWEEN = 17408 };
-// Weights of one shard in 4 bits, one scale per 2048: 16384 + 16 x 4. Inside the node, both shards
-// of the node's replica go to one other rank.
+// Weights between nodes: one shard in 4 bits with a scale per 2048 values: 16384 + 16 x 4. Inside
+// the node a rank sends both nodes' shards to the other rank.
 enum { WEIGHT_BETWEEN = 16448, WEIGHT_INSIDE = 2 * WEIGHT_BETWEEN };
-// The same in bf16: 2 x 32768 x 2.
+// Both shards in bf16: 2 x 32768 x 2.
 enum { PART_INSIDE = 131072 };
 
 typedef struct Case {
@@ -51,7 +52,7 @@ static void tear_down(Case *c) {
     c->zero = NULL;
 }
 
-// `units` buckets on 2 x 2 data-parallel ranks, for stage `stage` of a pipeline of `stages`.
+// Sets up `units` buckets on 2 x 2 data-parallel ranks for stage `stage` of `stages`.
 static void set_up(Case *c, int units, int layers, int stages, int stage) {
     Error err;
     bool words = stage == 0 || stage == stages - 1;
@@ -83,7 +84,7 @@ static WireBytes bytes_of(Case *c, Sharding sharding, int micro_batches) {
     const GradFormat *grad = zero_grad_format(c->zero, true);
     const WeightFormat *weight = zero_weight_format(c->zero);
     WireBytes bytes = traffic_of_step(&c->traffic, grad, weight);
-    // No padding and no tails here.
+    // The formulas are exact, because there are no padding and no 1-D tensors.
     WireFormula formula = traffic_formula(&c->traffic, grad, weight);
     assert_true(fabs(formula.grad_intra - (double)bytes.grad_intra) < 1e-3);
     assert_true(fabs(formula.grad_inter - (double)bytes.grad_inter) < 1e-3);
@@ -121,8 +122,8 @@ static void optim_sends_once(void **state) {
     tear_down(&c);
 }
 
-// Without sharding, a rank sends its quarter of the reduced gradients in fp32: once between nodes,
-// then the quarters of both nodes inside the node. It sends no weights.
+// Without sharding, a rank sends its quarter of the reduced gradients in fp32 between nodes, then
+// the quarters of both nodes inside the node. It sends no weights.
 static void without_sharding_reduced_gradients_are_gathered(void **state) {
     Case c;
     set_up(&c, UNITS, 4, 1, 0);
@@ -133,7 +134,7 @@ static void without_sharding_reduced_gradients_are_gathered(void **state) {
     tear_down(&c);
 }
 
-// The bucket of the embeddings is reduced once, buckets of layers with every micro-batch.
+// The bucket of the embeddings is reduced once per step, buckets of layers in every micro-batch.
 static void gradients_are_reduced_per_micro_batch(void **state) {
     Case c;
     set_up(&c, UNITS, 4, 1, 0);
@@ -144,15 +145,16 @@ static void gradients_are_reduced_per_micro_batch(void **state) {
     tear_down(&c);
 }
 
-// Layers are buckets 1 to 4; 1 and 3 share one slot, 2 and 4 the other. Forward gathers all four.
-// Backward finds 4 and 3 in the slots and gathers 2 and 1, which the next micro-batch then finds.
+// Layers are buckets 1 to 4. Buckets 1 and 3 share a slot, and so do 2 and 4. Forward gathers all
+// four. Backward finds 4 and 3 in the slots and gathers 2 and 1, which the next micro-batch then
+// finds.
 static void layers_are_gathered_in_both_directions(void **state) {
     Case c;
     set_up(&c, UNITS, 4, 1, 0);
     WireBytes one = bytes_of(&c, SHARD_PARAMETERS, 1);
     static const int once[][2] = {{0, 0}, {1, 1}, {1, 1}, {1, 0}, {1, 0}};
     gathers_are(&c, once);
-    // Between nodes the same as with optim.
+    // Between nodes the bytes are the same as with optim.
     same_bytes(one, UNITS * GRAD_INSIDE, UNITS * GRAD_BETWEEN, WEIGHT_INSIDE + 6 * PART_INSIDE,
                UNITS * WEIGHT_BETWEEN);
     same_bytes(gather_of(&c, 2, true), 0, 0, PART_INSIDE, 0);
@@ -167,7 +169,7 @@ static void layers_are_gathered_in_both_directions(void **state) {
     tear_down(&c);
 }
 
-// Every gather uses both hops; with a secondary partition only forward gathers do.
+// Every gather uses both hops. With a secondary partition only forward gathers do.
 static void sharding_over_all_ranks(void **state) {
     Case c;
     set_up(&c, UNITS, 4, 1, 0);
@@ -183,7 +185,7 @@ static void sharding_over_all_ranks(void **state) {
 }
 
 // The first of two stages runs two forward passes before the first backward pass. So the second
-// forward finds nothing in the slots, and neither does the second backward.
+// forward and the second backward pass find no layers in the slots.
 static void pipeline_stages_gather_more(void **state) {
     Case c;
     set_up(&c, UNITS, 8, 2, 0);
@@ -197,19 +199,19 @@ static void pipeline_stages_gather_more(void **state) {
     static const int last[][2] = {{0, 0}, {1, 2}, {1, 2}, {2, 0}, {2, 0}};
     gathers_are(&c, last);
     tear_down(&c);
-    // Middle stages have no embeddings: layers are units 0 to 3. Bucket 0 is never gathered.
+    // Middle stages have no embeddings, so layers are units 0 to 3. Bucket 0 is never gathered.
     set_up(&c, UNITS - 1, 12, 3, 1);
     bytes_of(&c, SHARD_PARAMETERS, 1);
     static const int middle[][2] = {{0, 0}, {1, 1}, {1, 0}, {1, 0}};
     gathers_are(&c, middle);
-    // All of its buckets are layers.
+    // All buckets of this stage are layers.
     assert_int_equal(bytes_of(&c, SHARD_GRADIENTS, 3).grad_inter, 3 * (UNITS - 1) * GRAD_BETWEEN);
     tear_down(&c);
 }
 
-// Each node is a replica group of two ranks; a rank's shard has 65536 elements. Every four steps
-// the groups exchange half of that in each direction. Inside the node, a step sends as much as the
-// shards of two nodes did.
+// Each node is a replica group of two ranks, and a rank's shard has 65536 elements. Every four
+// steps the groups exchange half of that in each direction. Inside the node, a step sends as many
+// bytes as two shards above.
 static void replica_groups_sync_every_h_steps(void **state) {
     Case c;
     Error err;
