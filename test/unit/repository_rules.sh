@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Checks rules of CONTRIBUTING.md: preprocessor conditionals, formatting, length of files, functions
-# and lines, paths of one machine, shellcheck, and that the documents name existing files and flags.
-# Layers are checked by layers.sh, wording by language.sh. Prints "ok NAME", "not ok NAME" and "skip
-# NAME: reason" lines.
+# and
+# lines, machine-specific paths, shellcheck, and files and flags in documents. layers.sh checks layers,
+# language.sh wording. Prints "ok NAME", "not ok NAME" and "skip NAME: reason" lines.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 failures=0
@@ -18,8 +18,8 @@ report() {
     fi
 }
 
-# Lists tracked files and files that git would add. In a release archive, which has no git history,
-# lists all files outside build and output directories.
+# Lists tracked files and files that git would add. In a release archive without git history, lists
+# all files outside build and output directories.
 list_files() {
     if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
         git ls-files --cached --others --exclude-standard
@@ -30,7 +30,7 @@ list_files() {
 }
 mapfile -t files < <(list_files)
 of_kind() { printf '%s\n' "${files[@]}" | grep -E "$1"; } # ENDING, a regular expression
-# begins_with REGEX: files whose first line matches.
+# begins_with REGEX: lists files whose first line matches.
 begins_with() {
     local path
     for path in "${files[@]}"; do
@@ -54,15 +54,16 @@ conditionals=$(grep -nE '^[[:space:]]*#[[:space:]]*(if|ifdef|ifndef|elif)\b' "${
 report "preprocessor conditionals occur only in the four allowed files" "$conditionals"
 
 # --- formatting --------------------------------------------------------------------------------
-# Limits are 620 lines, 850 for train_gpt.c and 1000 for tests, which contain tables of cases.
+# The limit is 620 lines, 850 for train_gpt.c, and 1000 for tests, because they have tables of
+# cases.
 too_long=$(for path in "${sources[@]}"; do
     case $path in train_gpt.c) most=850 ;; test/*) most=1000 ;; *) most=620 ;; esac
     lines=$(wc -l <"$path")
     [ "$lines" -le $most ] || echo "$path has $lines lines; the limit is $most"
 done)
 report "files are within the line limit" "$too_long"
-# Lines between the braces of a function, which clang-format places: ") {" ends a line, "}" begins
-# one.
+# Counts the lines between the braces of a function. In clang-format's style a line that ends in ")
+# {" begins the function, and "}" in the first column ends it.
 report "functions have at most 52 lines" "$(for path in "${sources[@]}"; do
     case $path in test/*) ;; *)
         awk -v path="$path" '/^[A-Za-z_ ].*\) (const )?\{$/ && !open { open = FNR }
@@ -86,8 +87,8 @@ report "source files begin with a comment" "$(for path in "${sources[@]}"; do
     head -n 1 "$path" | grep -qE '^(//|/\*)' || echo "$path"
 done)"
 
-# If a header says "Included by a.c and b.h.", each of them must include it. If the sentence ends in
-# "only", no other file may.
+# If a header says "Included by a.c and b.h.", both must include it. If the sentence ends in "only",
+# no other file may include it.
 untrue=$(for path in "${sources[@]}"; do
     case $path in *.h | *.cuh) ;; *) continue ;; esac
     said=$(sed '/^\/\//!q' "$path" | sed 's,^//,,' | tr -s '\n ' '  ' |
@@ -134,7 +135,7 @@ allocations=$(grep -nE 'cudaMalloc(Async|Managed|Pitch|FromPoolAsync)? *\(' "${s
 report "GPU memory is allocated in one place" "$(grep -vE '^(llmc/cuda/device\.cu:|$)' <<<"$allocations")"
 
 # --- paths and unfinished work -----------------------------------------------------------------
-# The patterns are written so that they do not match this file. Tests may use optional data in a
+# The patterns are written such that they do not match this file. Tests may use optional data in a
 # directory next to the repository.
 beside='\.\./shared'
 one_machine="(^|[^A-Za-z0-9_.])/(wor[k]|roo[t]|hom[e])/|$beside/spe[c]"
@@ -162,7 +163,7 @@ else
 fi
 
 # --- documents ---------------------------------------------------------------------------------
-# CONTRIBUTING's map is a block of lines "    path   description".
+# The map in CONTRIBUTING has lines "    path   description".
 map=$(sed -n '/^## Map/,/^## /p' CONTRIBUTING.md | grep -E '^    [A-Za-z.]' | awk '{ print $1 }')
 report "CONTRIBUTING has a map" "$([ "$(wc -l <<<"$map")" -ge 10 ] || echo "fewer than ten lines")"
 report "paths of the map exist" "$(for path in $map; do
@@ -173,7 +174,8 @@ folders=$(printf '%s\n' "${files[@]}" | grep / | cut -d / -f 1 | sort -u | grep 
 report "the map names every directory and module" "$(while IFS= read -r folder; do
     grep -qE "^$folder/" <<<"$map" || echo "$folder/"
 done <<<"$folders")"
-# Section "Files" names every source file. A header and a .c or .cu of the same name count as one.
+# The section "Files" must name every source file. A header and a .c or .cu of the same name count
+# as one.
 report "CONTRIBUTING names every source file" "$(printf '%s\n' "${sources[@]}" |
     grep -E '^(llmc|sdp4bit|dev/convert|dev/data|dev/lib)/|^(dev/)?[^/]+$' | while IFS= read -r path; do
     stem=${path##*/}

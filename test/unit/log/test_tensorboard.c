@@ -158,7 +158,7 @@ static void file_of_records(void **state) {
     Error err = {0};
     Tensorboard *tb = tensorboard_open(deep, &err), *second = tensorboard_open(deep, &err);
     assert_non_null(tb);
-    assert_non_null(second);  // same second, host and process: another file
+    assert_non_null(second);  // same second, host and process: a different file
     tensorboard_close(second);
     for (int i = 1; i <= 200; i++) tensorboard_scalar(tb, "lm loss", i, i == 7 ? NAN : 10.0 / i);
     char *text = (char *)malloc(5001);  // longer than a one-byte varint

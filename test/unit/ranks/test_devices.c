@@ -1,4 +1,4 @@
-// Device assignment, and how emulated nodes are named for NCCL.
+// Assignment of devices to ranks, and the names of emulated nodes for NCCL.
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,8 +11,7 @@
 
 #include "llmc/ranks/devices.h"
 
-// NCCL learns about nodes from the environment. Variables set by the user are kept, except the
-// node's name.
+// NCCL reads node names from the environment. Other variables that the user has set are kept.
 static void emulated_nodes_have_names(void **state) {
     int here[4] = {0, 0, 0, 0}, two_hosts[4] = {0, 0, 1, 1};
     Launch launch = {.size = 4, .host_of_rank = two_hosts, .host_name = "machine"};
@@ -36,14 +35,14 @@ static void emulated_nodes_have_names(void **state) {
     devices_emulate_nodes(&own, &mesh, &launch);
     assert_string_equal(getenv("NCCL_HOSTID"), "machine-node0-3");
     assert_string_equal(getenv("NCCL_SOCKET_IFNAME"), "lo");
-    // A node is one machine, whatever groups its ranks are in.
+    // All ranks of a node get the same name, in any parallel layout.
     own.turn = 0;
     assert_true(mesh_build(&mesh, 3, 4, here, 2, 2, 2, NULL));
     devices_emulate_nodes(&own, &mesh, &launch);
     assert_string_equal(getenv("NCCL_HOSTID"), "machine-node1");
 }
 
-// `ranks` on one host with this many devices, in nodes of per_node.
+// A job of `ranks` on one host with `devices` devices, in nodes of per_node ranks.
 typedef struct Shared {
     int ranks, per_node, devices;
     bool emulate;
@@ -62,17 +61,18 @@ static void emulated_nodes_share_devices(void **state) {
         {2, 1, 1, true, zeros, twos, zeros},
         {4, 1, 1, true, zeros, fours, zeros},
         {3, 1, 2, true, three, uneven, zeros},
-        // Ranks of one node share a device.
+        // Nodes of several ranks share devices.
         {4, 4, 2, true, in_turn, twos, second},
         {8, 4, 2, true, in_turn, fours, second},
         {4, 2, 1, true, zeros, fours, in_turn},
         {4, 4, 1, true, zeros, fours, four},
-        // Not emulated: NCCL refuses two ranks of one machine on one device.
+        // Without emulation ranks do not share devices, because NCCL refuses two ranks of one
+        // machine on one device.
         {4, 2, 2, false, own, ones, zeros},
-        // Nodes and devices do not divide each other.
+        // The number of devices does not fit the nodes.
         {4, 2, 3, true, own, ones, zeros},
         {6, 3, 2, true, own, ones, zeros},
-        // No device: device_open reports it.
+        // There is no device, which device_open will report.
         {4, 2, 0, true, own, ones, zeros},
         {8, 4, 8, true, own, ones, zeros},
         // CPU ranks.
@@ -93,8 +93,7 @@ static void emulated_nodes_share_devices(void **state) {
     }
 }
 
-// A launcher may show each rank only one device, which is that rank's device 0. Otherwise nothing
-// changes.
+// If a launcher makes only one device visible to each rank, every rank uses device 0.
 static void ranks_take_their_only_visible_device(void **state) {
     const VisibleDevices own[4] = {{1, "17:00.0"}, {1, "2A:00.0"}, {1, "3B:00.0"}, {1, "5D:00.0"}};
     const VisibleDevices all[4] = {{4, "a"}, {4, "a"}, {4, "a"}, {4, "a"}};
@@ -109,7 +108,7 @@ static void ranks_take_their_only_visible_device(void **state) {
     }
     devices_take_visible(&device, own);
     assert_int_equal(device.index, 0);
-    // Emulated nodes of two ranks, which would share the one device each rank sees.
+    // Emulated nodes of two ranks would share devices, but each rank sees one.
     Mesh mesh;
     OwnDevice shared = {4, 3, 1, 0};
     assert_true(mesh_build(&mesh, 3, 4, NULL, 2, 1, 1, NULL));

@@ -1,5 +1,5 @@
-// Process groups without MPI: Megatron's order, nodes from hosts or from --gpus-per-node, the
-// groups, and errors. test/mpi/test_mesh_mpi.c tests their communicators.
+// Process groups without MPI: Megatron-LM's order, nodes from hosts or from --gpus-per-node,
+// members of the groups, and errors. test/mpi/test_mesh_mpi.c tests the communicators.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -40,7 +40,7 @@ static void gpus_per_node_defines_nodes(void **state) {
     }
 }
 
-// As --plan does for the other stages.
+// --plan builds the mesh of any rank.
 static void mesh_of_any_rank(void **state) {
     Mesh first;
     assert_true(mesh_build(&first, 0, 48, NULL, 8, 2, 3, NULL));
@@ -58,7 +58,7 @@ static void mesh_of_any_rank(void **state) {
     }
 }
 
-// Megatron's example (parallel_state.py): 16 ranks, T = 2, P = 4, so D = 2.
+// Megatron-LM's example in parallel_state.py: 16 ranks, T = 2, P = 4, so D = 2.
 static void megatron_rank_order(void **state) {
     static const int tp[][2] = {{0, 1}, {2, 3}, {14, 15}}, dp[][2] = {{0, 2}, {1, 3}, {4, 6}, {13, 15}};
     static const int pp[][4] = {{0, 4, 8, 12}, {3, 7, 11, 15}}, embedding[][2] = {{0, 12}, {1, 13}, {3, 15}};
@@ -92,7 +92,8 @@ static void megatron_rank_order(void **state) {
     assert_int_equal(m[11].embedding.size, 1);
 }
 
-// All ranks must see the same members in the same order: those that `together` puts into one group.
+// Returns true if ranks a and b are in the same group. Every rank must list the members in the same
+// order.
 typedef bool (*Together)(const Mesh *a, const Mesh *b);
 
 static bool one_world(const Mesh *a, const Mesh *b) { return true; }
@@ -130,7 +131,7 @@ static void check_group(const Mesh *mesh, int ranks, int kind, Together together
     }
 }
 
-// Shapes of T, P and nodes, checked against the definitions of the groups.
+// Checks many layouts of T, P and nodes against the definitions of the groups.
 static void groups_are_as_defined(void **state) {
     static const Together together[MESH_GROUPS] = {one_world,     one_tp, one_pp, one_dp, one_node, one_rail,
                                                    one_embedding, alone,  alone,  alone,  alone};
@@ -166,10 +167,10 @@ static bool same_place(const Mesh *a, const Mesh *b) {
     return a->world.rank % a->per_node == b->world.rank % b->per_node;
 }
 
-// With replica groups, data parallelism is limited to the node, and data is distributed over all of
-// them.
+// With replica groups, data-parallel groups are inside a node, and the data are distributed over
+// the replica groups.
 static void replica_groups_are_nodes(void **state) {
-    // NULL: checked below.
+    // NULL: checked below
     static const Together together[MESH_GROUPS] = {one_world, NULL,  alone, NULL,  NULL,
                                                    alone,     alone, alone, alone, one_replica_group,
                                                    same_place};
@@ -186,7 +187,7 @@ static void replica_groups_are_nodes(void **state) {
             }
             if (!fits) continue;
             shapes++;
-            // All ranks except tensor-parallel ones of a replica have their own samples.
+            // Ranks read different samples, except the tensor-parallel ranks of a replica.
             for (int r = 0; r < size; r++) {
                 assert_int_equal(mesh_data_ranks(&mesh[r]), size / tp);
                 assert_int_equal(mesh_data_rank(&mesh[r]), r / tp);
@@ -213,8 +214,8 @@ static void same_group(const Group *a, const Group *b) {
     assert_int_equal(a->stride, b->stride);
 }
 
-// Each remaining rank's mesh equals the mesh of a job of the remaining ranks only, and keeps its
-// communicators within the node.
+// After a node is removed, each remaining rank's mesh equals the mesh of a job with only the
+// remaining ranks. Communicators inside nodes are kept.
 static void removing_a_node(void **state) {
     static char inside, between;
     for (int nodes = 2; nodes <= 4; nodes++) {
@@ -249,15 +250,15 @@ static void replica_groups_hold_whole_models(void **state) {
     assert_true(mesh_build(&m, 0, 8, NULL, 4, 1, 2, NULL));
     assert_false(mesh_make_replica_groups(&m, &err));
     assert_non_null(strstr(err.what, "--pipeline-model-parallel-size 2"));
-    // One node is one replica group, of all ranks.
+    // A single node is one replica group with all ranks.
     assert_true(mesh_build(&m, 3, 4, NULL, 4, 1, 1, NULL));
     assert_true(mesh_make_replica_groups(&m, NULL));
     assert_ptr_equal(mesh_status_group(&m), &m.world);
     assert_int_equal(mesh_data_rank(&m), 3);
 }
 
-// T = 8 on nodes of 8: every node holds one data-parallel rank, so there is only communication
-// between nodes.
+// With T = 8 on nodes of 8, every node has one data-parallel rank, so data-parallel communication
+// is only between nodes.
 static void tensor_parallel_fills_a_node(void **state) {
     int hosts[32];
     for (int r = 0; r < 32; r++) hosts[r] = r / 8;
@@ -302,7 +303,7 @@ static void invalid_shapes_are_refused(void **state) {
     }
 }
 
-// --plan may be given huge worlds; quadratic work would take minutes here.
+// --plan accepts huge worlds. Quadratic work would take minutes here.
 static void a_million_ranks_are_fast(void **state) {
     enum { RANKS = 1 << 20 };
     int *hosts = malloc(RANKS * sizeof *hosts);

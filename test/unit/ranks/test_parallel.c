@@ -1,5 +1,6 @@
-// llmc/ranks/parallel.h: every element once, ranges aligned to chunks, and complete even if the
-// system refuses threads. The Makefile links this program with the pthread_create below.
+// llmc/ranks/parallel.h: every element is processed once, ranges are aligned to chunks, and the
+// work is complete even if threads cannot be created. The linker replaces pthread_create by the
+// function below.
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,7 +30,7 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 typedef struct Counts {
     int64_t lo, hi, chunk;
     atomic_int misaligned;  // misaligned ranges
-    int seen[N];            // not atomic: overlapping ranges would be a race that ThreadSanitizer detects
+    int seen[N];            // not atomic, so ThreadSanitizer detects overlapping ranges
 } Counts;
 
 static void count(void *context, int64_t lo, int64_t hi) {
@@ -72,7 +73,7 @@ static void works_without_refused_threads(void **state) {
     check_counts(8, 0, N, 1000, 3, 4);
 }
 
-// Two threads must run at once, or this never ends.
+// Returns only if two threads run at the same time.
 static void wait_for_both(void *context, int64_t lo, int64_t hi) {
     atomic_int *inside = (atomic_int *)context;
     atomic_fetch_add(inside, 1);

@@ -1,5 +1,5 @@
-// llmc/ranks/stop.c: polls receive signals sent to the process, whichever thread the kernel
-// delivers them to, and the reason with the highest priority wins.
+// llmc/ranks/stop.c: polls detect signals to the process, no matter to which thread the kernel
+// delivers them, and the reason with the highest priority is reported.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,16 +21,17 @@ static void nap(void) {
     nanosleep(&t, NULL);
 }
 
-// A thread started before main could block signals, as libraries do when they are loaded.
+// A thread that starts before main blocks signals, like threads that libraries start when they are
+// loaded.
 static void *live(void *end) {
     while (!atomic_load((atomic_bool *)end)) nap();
     return NULL;
 }
 
-// Delivered to a thread that does not block it, if any.
+// Sends a signal that the kernel delivers to any thread that does not block it.
 static int to_process(int number) { return kill(getpid(), number); }
 
-// Polls, as steps do, until a signal arrives; 10 s are more than a handler on another thread needs.
+// Polls like training steps until a signal arrives, for at most 10 s.
 static Stop polled(StopReason own) {
     Stop stop = {STOP_NONE, 0, false};
     Site site = {.rank = 0, .phase = "test"};
@@ -85,11 +86,11 @@ static void highest_priority_wins(void **state) {
     assert_true(nothing_left());
 }
 
-// SIGCONT is attributed to the launcher only if the process was running.
+// SIGCONT is attributed to the launcher only if the process was not stopped before.
 static void launcher_signal_is_detected(void **state) {
     launcher_signal_watch();
     assert_true(launcher_signal_age() < 0);
-    usleep(2100000);  // as if stopped
+    usleep(2100000);  // looks as if the process was stopped
     raise(SIGCONT);
     assert_true(launcher_signal_age() < 0);
     raise(SIGCONT);  // the watchdog ran before the handler
@@ -99,7 +100,7 @@ static void launcher_signal_is_detected(void **state) {
     assert_true(launcher_signal_age() >= 0);
     usleep(100000);
     raise(SIGCONT);
-    assert_true(launcher_signal_age() >= 0.1);  // since the first one
+    assert_true(launcher_signal_age() >= 0.1);  // age of the first signal
     signal(SIGCONT, SIG_DFL);
 }
 

@@ -1,6 +1,6 @@
-// --eval-tasks against EleutherAI's lm-evaluation-harness: the trainer scores the samples of
-// test/golden/eval_tasks with the model there. Expected log-likelihoods and metrics come from the
-// harness (dev/ref/make_eval_golden.py). Tolerances are tightest with PRECISION=fp32.
+// --eval-tasks against EleutherAI's lm-evaluation-harness: the trainer scores samples with the
+// model in test/golden/eval_tasks. dev/ref/make_eval_golden.py computed the expected
+// log-likelihoods and metrics with the harness. Tolerances are tightest with PRECISION=fp32.
 #include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
@@ -35,7 +35,7 @@ static char *read_text(const char *path) {
     return text;
 }
 
-// Returns the records of a kind and task in a JSON Lines file as an array.
+// Returns the records of this kind and task in a JSON lines file as an array.
 static cJSON *lines_of(const char *text, const char *kind, const char *task) {
     cJSON *lines = cJSON_CreateArray();
     for (const char *at = text; *at; at += strcspn(at, "\n") + 1) {
@@ -126,7 +126,8 @@ static char *scores_of_trainer(const char *micro_batch) {
 
 // --- the harness ---------------------------------------------------------------------------------
 
-// Log-likelihoods must match within 1e-4 in fp32, in bf16 within twice the harness's own error.
+// Log-likelihoods must match within 1e-4 in fp32, and in bf16 within twice the harness's error in
+// bf16.
 static void check_samples(const cJSON *ours, const cJSON *theirs, double limit) {
     assert_int_equal(cJSON_GetArraySize(ours), cJSON_GetArraySize(theirs));
     for (int i = 0; i < cJSON_GetArraySize(ours); i++) {
@@ -178,8 +179,8 @@ static void scores_match_the_harness(void **state) {
     free(text);
 }
 
-// A sample's likelihood does not depend on the other rows of its batch. Other batch sizes change
-// GEMM shapes, and OpenBLAS may then sum in another order; there is no other difference.
+// A sample's likelihood does not depend on the other rows of its batch. It may only differ by
+// rounding, because OpenBLAS may sum in another order if the batch size changes GEMM shapes.
 static void scores_are_independent_of_the_batch(void **state) {
     char *few = scores_of_trainer("1"), *many = scores_of_trainer("3");
     char *golden_text = read_text(GOLDEN "/scores.json");

@@ -1,5 +1,5 @@
-// Sampling with temperature, top-k and top-p: frequencies against the exact distribution
-// (chi-square test) and reproducibility.
+// Sampling with temperature, top-k and top-p: a chi-square test of the frequencies against the
+// exact distribution, and reproducibility.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -72,7 +72,7 @@ static void draws_follow_the_distribution(void **state) {
         int counts[V] = {0}, kept = exact(logits, &cases[k], p), classes = 0;
         Sampling s = sampling_of(&cases[k], candidates);
         for (int i = 0; i < DRAWS; i++) counts[sampling_draw(&s, logits, (uint64_t)i)]++;
-        // Rare tokens are pooled into one class.
+        // Rare tokens are combined in one class.
         double rare_expected = 0, rare = 0;
         for (int i = 0; i < V; i++) {
             double expected = DRAWS * p[i];
@@ -81,8 +81,8 @@ static void draws_follow_the_distribution(void **state) {
             else chi_square += pow(counts[i] - expected, 2) / expected, classes++;
         }
         if (rare_expected > 0) chi_square += pow(rare - rare_expected, 2) / rare_expected, classes++;
-        // Four standard deviations above the mean of chi-square with classes - 1 degrees of
-        // freedom.
+        // The limit is four standard deviations above the mean of chi-square with classes - 1
+        // degrees of freedom.
         double degrees = classes > 1 ? classes - 1 : 1, most = degrees + 4 * sqrt(2 * degrees) + 2;
         if (!(chi_square <= most) || kept < 1)
             fail_msg("case %d: chi-square %g of %d classes", (int)k, chi_square, classes);
@@ -124,7 +124,7 @@ static void deterministic_draws(void **state) {
         Sampling s = sampling_of(&certain[k], candidates);
         for (uint64_t i = 0; i < 50; i++) assert_int_equal(sampling_draw(&s, logits, i), best);
     }
-    // The same seed and index give the same token, another seed other tokens.
+    // The same seed and index give the same token; another seed gives other tokens.
     Sampling s = sampling_of(&(Case){1, 0.9, 20}, candidates), other = s;
     other.seed = 6;
     int differ = 0;

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# scripts/doctor.sh on incomplete machines: a PATH in which commands are missing or replaced, and a
-# toolkit and libraries made of empty files.
+# scripts/doctor.sh on incomplete machines, which are imitated by a PATH without some commands, by
+# stubs, and by a toolkit and libraries made of empty files.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 failed=0
 
-# All commands of this machine except NVIDIA's, and an mpirun that starts nothing.
+# Links all commands of this machine except NVIDIA's, and adds an mpirun that starts nothing.
 mkdir "$work/bin" "$work/none"
 IFS=: read -ra folders <<<"$PATH"
 for folder in "${folders[@]}"; do
-    case $folder in */ccache) continue ;; esac # ccache finds no compiler through a link in another folder
+    case $folder in */ccache) continue ;; esac # ccache does not work through links
     ln -s "$folder"/* "$work/bin/" 2>/dev/null
 done
 rm -f "$work/bin/"nvcc "$work/bin/"nvidia-smi "$work/bin/"mpirun
@@ -39,7 +39,7 @@ driver() {
     chmod +x "$work/bin/nvidia-smi"
 }
 
-# doctor CODE [VARIABLE=VALUE...]: expects this exit code; the report is in $work/out.
+# doctor CODE [VARIABLE=VALUE...]: checks the exit code and writes the report to $work/out.
 doctor() {
     local code=$1 rc=0
     shift

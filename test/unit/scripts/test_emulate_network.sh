@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/emulate_network.sh in its own network namespace, whose loopback nobody else uses.
+# scripts/emulate_network.sh in a private network namespace.
 cd "$(dirname "$0")/../../.." || exit 3
 passed=0 failed=0 skipped=0
 check() { # NAME COMMAND...
@@ -12,12 +12,13 @@ script=$PWD/scripts/emulate_network.sh
 if ! command -v tc >/dev/null || ! command -v ip >/dev/null ||
     ! unshare -n -m sh -c 'mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up' \
     2>/dev/null; then
-    echo "skip the loopback's speed: tc, ip or the right to make a network namespace is missing"
+    echo "skip the loopback's speed: needs tc, ip and permission to create a network namespace"
     echo "0 passed, 0 failed, 1 skipped"
     exit 0
 fi
-# Mounts /sys again, because it shows the network interfaces of the namespace it was mounted in, and
-# a private /run, where the script stores earlier settings.
+# inside COMMANDS: runs shell commands in a new network namespace. Mounts /sys again, because it
+# shows the interfaces of the namespace in which it was mounted, and a private /run for the saved
+# settings.
 inside() { unshare -n -m bash \
     -c "mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up && $1"; }
 steering=/sys/class/net/lo/queues/rx-0/rps_cpus
@@ -25,11 +26,11 @@ shaped() { inside "$script 2 25 >/dev/null && tc qdisc show dev lo" | grep -q 't
 fraction() { inside "$script 4 0.5 >/dev/null && tc qdisc show dev lo" | grep -q 'tbf .*rate 2Gbit'; }
 again() { inside "$script 2 25 >/dev/null && $script 2 10 >/dev/null && tc qdisc show dev lo" |
     grep -q 'tbf .*rate 20Gbit'; }
-quiet() { printf "$script %s >/dev/null && " "$@"; } # WORDS...: runs the script with each of them
+quiet() { printf "$script %s >/dev/null && " "$@"; } # ARGUMENT...: commands, one per argument
 restored() { ! inside "$(quiet "2 25" restore restore) tc qdisc show dev lo" | grep -q tbf; }
 unlimited() { ! inside "$script 2 25 >/dev/null && $script 2 unlimited >/dev/null && tc qdisc show dev lo" |
     grep -q tbf; }
-# With packets of a connection steered to one CPU, every CPU takes part. Afterward none does.
+# Receive packet steering must use every CPU, and after restore none.
 steered() {
     local all
     all=$(inside "$script 2 $1 >/dev/null && cat $steering") || return
@@ -39,8 +40,9 @@ sys.exit(mask != (1 << os.sysconf("SC_NPROCESSORS_CONF")) - 1)' "$all"
 }
 not_steered() { inside "$script 2 $1 >/dev/null && $script restore >/dev/null && cat $steering" |
     tr -d ',\n' | grep -qE '^0+$'; }
-# restore brings back the earlier settings, whatever the script set in between; settings changed by
-# others since then stay. On two or more CPUs the script never selects just one.
+# restore must restore the settings from before the first call, and keep settings that were changed
+# by hand since then. The tests use a mask with one CPU, which the script never sets on machines
+# with several.
 one_steered() { inside "echo 1 >$steering && $1 && cat $steering" | tr -d ',\n' | grep -qE "^0*$2\$"; }
 back() { one_steered "$script 2 25 >/dev/null && $script restore >/dev/null" 1; }
 back_after_two() { one_steered \
@@ -53,7 +55,8 @@ nonsense() {
     one_steered "$(quiet "2 25") for file in /run/emulate_network.*; do echo 'rx-0 1;id' >\$file; done &&
         $script restore >/dev/null" 0
 }
-# 64 MB at 0.4 Gb/s take at least 0.6 s after the burst of 32 MB; unshaped a few hundredths.
+# At 0.4 Gb/s 64 MB take at least 0.6 s after a burst of 32 MB. Without a limit they take a few
+# hundredths.
 slow() {
     inside "$script 1 0.4 >/dev/null && python3 - <<'END'
 import socket, sys, threading, time
@@ -75,22 +78,22 @@ refused() { local out; out=$("$script" "$@" 2>&1); [ $? -eq 2 ] && [[ $out == er
     [ "$(wc -l <<<"$out")" -eq 1 ]; }
 check "2 nodes of 25 Gb/s: 50 Gb/s on the loopback" shaped
 check "half a Gb/s" fraction
-check "another speed replaces the first" again
+check "another speed replaces the first one" again
 check "restore, twice" restored
 check "unlimited after a speed" unlimited
-check "packets of a connection on one CPU, 25 Gb/s" steered 25
-check "packets of a connection on one CPU, unlimited" steered unlimited
-check "packet steering after restore, 25 Gb/s" not_steered 25
-check "packet steering after restore, unlimited" not_steered unlimited
+check "packet steering at 25 Gb/s" steered 25
+check "packet steering without a limit" steered unlimited
+check "no packet steering after restore, 25 Gb/s" not_steered 25
+check "no packet steering after restore, unlimited" not_steered unlimited
 if [ "$(getconf _NPROCESSORS_CONF)" -gt 1 ]; then
-    check "restore brings back the earlier settings" back
+    check "restore restores the earlier settings" back
     check "restore after several speeds, twice" back_after_two
-    check "restore brings back the settings each time" back_each_time
-    check "restore keeps settings changed since" set_since
+    check "restore restores the settings each time" back_each_time
+    check "restore keeps settings that were changed since" set_since
     check "restore without its file does nothing" forgotten
     check "restore with an invalid file does nothing" nonsense
 else
-    echo "skip restore sets what was there: one processor"
+    echo "skip restore restores the earlier settings: one CPU"
     skipped=$((skipped + 1))
 fi
 check "transfers take as long as expected" slow

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Options that the Makefile passes to compilers, without compiling: make -n with an nvcc that only
-# prints its version. Prints "ok NAME" and "not ok NAME" lines.
+# Options that the Makefile passes to compilers. Runs make -n with an nvcc stub that only prints its
+# version. Prints "ok NAME" and "not ok NAME" lines.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 work=$(mktemp -d)
@@ -8,7 +8,7 @@ trap 'rm -rf "$work"' EXIT
 # shellcheck source-path=SCRIPTDIR source=../../results.sh
 . test/results.sh
 
-# A CUDA toolkit with the headers of NCCL and cuDNN where apt installs them.
+# A stub of a CUDA toolkit. The headers of NCCL and cuDNN are where apt installs them.
 mkdir -p "$work/cuda/bin" "$work/frontend"
 printf '#!/bin/sh\necho "Cuda compilation tools, release 12.6, V12.6.1"\n' >"$work/cuda/bin/nvcc"
 chmod +x "$work/cuda/bin/nvcc"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/run_until_done.sh: what it restarts, and when it gives up. The command is a stub that
-# follows a list of exit codes, some with a new checkpoint.
+# scripts/run_until_done.sh: restarts, giving up, and signals. The command is a stub that exits with
+# codes from a list, sometimes after writing a new checkpoint.
 # shellcheck disable=SC2015,SC2317 # check calls the functions
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
@@ -9,8 +9,8 @@ trap 'rm -rf "$work"' EXIT
 # shellcheck source-path=SCRIPTDIR source=../../results.sh
 . test/results.sh
 
-# Each start uses one word of the list: an exit code, followed by + if there is a new checkpoint.
-# Other words wait for a signal, for at most two minutes.
+# Each start uses the next word of the list. A number is an exit code; + means that there is a new
+# checkpoint. Other words wait for a signal for at most two minutes.
 cat >"$work/stub" <<'STUB'
 #!/usr/bin/env bash
 folder=$1 n=$(($(cat "$1/starts" 2>/dev/null || echo 0) + 1))
@@ -48,14 +48,14 @@ esac
 exit "${word%+}"
 STUB
 chmod +x "$work/stub"
-# A script that starts the command and expects no signal. Because of its EXIT trap, bash catches
-# SIGUSR1 and ends.
+# A script that starts the command and has no signal handler. Bash still ends on SIGUSR1, because it
+# catches signals for the EXIT trap.
 cat >"$work/wrapper.sh" <<'WRAPPER'
 trap 'echo cleaned >>"$1/cleaned"' EXIT
 "$0" "$@" | cat
 exit ${PIPESTATUS[0]}
 WRAPPER
-# A program that catches SIGUSR1, as the trainer does.
+# A program that catches SIGUSR1, like the trainer.
 cat >"$work/program" <<'PROGRAM'
 #!/usr/bin/env python3
 import os, signal, sys, time
@@ -71,7 +71,8 @@ for _ in range(1200):
     time.sleep(0.1)
 PROGRAM
 chmod +x "$work/program"
-# plays "CODES" EXPECTED-CODE EXPECTED-STARTS FLAGS...
+# plays "CODES" CODE STARTS FLAGS...: checks the exit code and the number of starts for a list of
+# codes
 plays() {
     local play=$1 code=$2 starts=$3 rc
     shift 3
@@ -83,24 +84,25 @@ plays() {
     [ "$(cat "$work/run/starts")" = "$starts" ] ||
         { why="$(cat "$work/run/starts") starts instead of $starts"; return 1; }
 }
-check "completes at once" plays "0" 0 1
-check "7, 75 and killed ranks are restarted" plays "7+ 75+ 137+ 139+ 134+ 0" 0 6
+check "a run that completes at the first start" plays "0" 0 1
+check "restarts after exit codes 7 and 75 and killed ranks" plays "7+ 75+ 137+ 139+ 134+ 0" 0 6
 check "runs killed by any signal are restarted" plays "129+ 131+ 132+ 133+ 135+ 136+ 138+ 141+ 152+ 159+ 192+ 0" 0 12
 for code in 1 2 3 4 5 6 127 128 130 143 193 255; do
     check "no restart after exit code $code" plays "$code" $code 1
 done
-check "no progress: gives up" plays "7 7 7 7 7 7" 7 3
-check "no progress after some: gives up" plays "7+ 7 7+ 7 7 7 7 0" 7 6
+check "gives up without progress" plays "7 7 7 7 7 7" 7 3
+check "gives up when progress ends" plays "7+ 7 7+ 7 7 7 7 0" 7 6
 check "75 without a checkpoint is no progress either" plays "75 75 0" 75 2 --max-without-progress 2
-check "progress every other time" plays "7+ 7 7 7+ 7 7 0" 0 7
+check "does not give up while there is some progress" plays "7+ 7 7 7+ 7 7 0" 0 7
 check "--max-restarts" plays "7+ 7+ 7+ 7+ 7+ 0" 7 4 --max-restarts 3
 check "the first start is not a restart" plays "7+ 0" 7 1 --max-restarts 0
-# started PLAY COMMAND...: runs in the background until it waits for a signal. Wait for $job.
+# started WORD COMMAND...: starts the loop in the background and waits until the run waits for a
+# signal. The caller waits for $job.
 started() {
     local tries=1200
     rm -rf "$work/run" && mkdir "$work/run" && echo "$1 0" >"$work/run/play"
     shift
-    # A shell without job control starts background commands with SIGINT ignored.
+    # Shells without job control start background commands with SIGINT ignored.
     env --default-signal=INT scripts/run_until_done.sh --pause 0 -- "$@" "$work/run" \
         --save "$work/run" --load "$work/run" 2>"$work/err" &
     job=$!
@@ -109,8 +111,8 @@ started() {
         [ $((tries -= 1)) -gt 0 ] || { why="the stub did not start"; return 1; }
     done
 }
-# signaled SIGNAL PLAY COMMAND...: the signal is forwarded, the run saves and ends; no process is
-# left
+# signaled SIGNAL WORD COMMAND...: checks that the signal is forwarded, the run saves and ends, and
+# no process is left
 signaled() {
     local rc pid signal=$1
     shift
@@ -134,7 +136,7 @@ check "SIGUSR1 stops the run and the loop" signaled USR1 wait "$work/stub"
 # nohup makes a process ignore SIGHUP.
 catches_hup() { [ $((0x$(awk '/^SigIgn:/ { print $2 }' "/proc/$$/status") % 2)) = 0 ]; }
 if catches_hup; then check "SIGHUP stops the run and the loop" signaled HUP wait "$work/stub"
-else skip "SIGHUP stops the run and the loop" "it is ignored here"; fi
+else skip "SIGHUP stops the run and the loop" "SIGHUP is ignored"; fi
 check "Ctrl-C stops the run and the loop" signaled INT wait "$work/stub"
 check "ranks are signaled if the launcher does not forward signals" signaled TERM deaf "$work/stub"
 wrapper=(bash -c "$(cat "$work/wrapper.sh")")
@@ -157,8 +159,8 @@ twice() { # a second SIGHUP still waits for the save; a second Ctrl-C does not
     [ -z "$why" ]
 }
 if catches_hup; then check "a second Ctrl-C ends the run at once" twice
-else skip "a second Ctrl-C ends the run at once" "SIGHUP is ignored here"; fi
-pauses() { # 1 + 2 + 0 seconds: doubled while there is no progress
+else skip "a second Ctrl-C ends the run at once" "SIGHUP is ignored"; fi
+pauses() { # 1 + 2 + 0 seconds: the pause doubles while there is no progress
     local since=$SECONDS
     rm -rf "$work/run" && mkdir "$work/run" && echo "7 7 75+ 0" >"$work/run/play"
     scripts/run_until_done.sh --pause 1 -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" \
@@ -187,7 +189,7 @@ relative() { # paths are relative to the caller's folder
         { why="exit code $?: $(tail -n 1 "$work/err")"; return 1; }
 }
 check "started from another folder" relative
-# scripts/train_*.sh take the folder from the environment, except speed runs; flags take precedence
+# scripts/train_*.sh take the folder from CHECKPOINT_PATH, except speed runs. Flags take precedence.
 checkpoint_path() {
     local rc other="$work/other"
     cp "$work/stub" "$work/train_stub.sh"
@@ -228,7 +230,7 @@ two_folders() { # a restart would resume from the --load folder
     done
 }
 check "different folders for --save and --load" two_folders
-odd_trackers() { # none of them blocks the loop
+odd_trackers() { # a pipe must not block the loop
     local tracker="$work/run/latest_checkpointed_iteration.txt" rc kind
     for kind in "mkfifo" "mkdir" "ln -s /dev/zero" "truncate -s 100M"; do
         rm -rf "$work/run" && mkdir "$work/run" && echo "7 7 7 0" >"$work/run/play"

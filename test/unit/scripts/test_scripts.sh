@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Common behavior of scripts: --help and -h come before any work, paths are relative to the caller's
-# folder, and impossible requests give one clear line. Prints "ok NAME" and "not ok NAME: why"
-# lines.
+# Common behavior of scripts: --help and -h are handled before any work, paths are relative to the
+# caller's folder, and errors print one clear line. Prints "ok NAME" and "not ok NAME: why" lines.
 # shellcheck disable=SC2015,SC2317 # check calls the functions
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
@@ -18,14 +17,15 @@ check() {
         failures=$((failures + 1))
     fi
 }
-# error_line CODE TEXT RC: exit code CODE, and one error line that contains TEXT.
+# error_line CODE TEXT RC: checks that the exit code RC is CODE and that one error line contains
+# TEXT.
 error_line() {
     [ "$3" -eq "$1" ] || { why="exit code $3 instead of $1"; return 1; }
     [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '^error: ' "$work/err" && grep -qF -- "$2" "$work/err" ||
         { why="not one line of error with '$2'"; return 1; }
 }
 
-# Commands that would do work leave a mark and fail. The simulated machine has no GPU.
+# Stubs of commands that would do work write to a file and fail. The simulated machine has no GPU.
 mkdir "$work/bin" "$work/none"
 for command in make mpirun nvcc tc curl apt-get; do
     printf '#!/bin/sh\ntouch "%s"\nexit 1\n' "$work/worked" >"$work/bin/$command"
@@ -73,8 +73,8 @@ not_made() {
     error_line 3 "/proc/nowhere" $?
 }
 check "quickstart.sh --out that cannot be created" not_made
-# SIGNAL NAME CODE: sends the signal to all processes of the script during the build, like a
-# terminal
+# interrupted NAME CODE: sends the signal to all processes of the script during the build, like a
+# terminal.
 interrupted() {
     local rc
     printf '#!/bin/sh\nkill -s %s 0\nsleep 1\n' "$1" >"$work/bin/make"
@@ -138,14 +138,14 @@ check "checkpoint_info: a folder without checkpoints" no_advice \
 check "checkpoint_info: a tracker that names a missing checkpoint" no_advice \
     "names iteration 12, but there is no $work/gone/iter_0000012" "$work/gone"
 check "checkpoint_info: a truncated manifest" info "restore it from a copy" "$work/damaged"
-unnamed() { # names the newest checkpoint, from which the trainer would resume
+unnamed() { # prints the newest checkpoint, from which the trainer would resume
     mkdir -p "$work/lost/iter_0000004" "$work/lost/iter_0000008" &&
         echo '{}' >"$work/lost/iter_0000004/manifest.json" &&
         cp "$work/lost/iter_0000004/manifest.json" "$work/lost/iter_0000008"
     no_advice "$work/lost has no latest_checkpointed_iteration.txt; pass one of its iter_ folders, such as the newest, iter_0000008" "$work/lost"
 }
 check "checkpoint_info: a lost tracker" unnamed
-read_in_part() { # more arguments than fit into a pipe
+read_in_part() { # the output does not fit into a pipe
     mkdir -p "$work/long"
     python3 -c 'import json; print(json.dumps({"program": "p", "commit": "c", "libraries": "l",
         "world_size": 1, "kinds": [], "weight_dtype": "BF16", "state": {}, "tensors": [], "files": [],

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/test_lib.sh: which rows run at a level, what runs concurrently, how results are counted,
-# and what is printed. The rows are synthetic. Prints "ok NAME" and "not ok NAME: why" lines.
+# scripts/test_lib.sh with synthetic rows: the rows of a level, concurrency, counting and printing
+# of results. Prints "ok NAME" and "not ok NAME: why" lines.
 # shellcheck disable=SC2015,SC2016,SC2317 # check calls the functions; a row's shell expands
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
@@ -10,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 # shellcheck source-path=SCRIPTDIR source=../../results.sh
 . test/results.sh
 printf '# seconds level name\n30 default dear\n5 ci  only for ci\n5 long *, for hours\n' >"$work/costs"
-# plays LEVEL SLOTS ROWS: a script that adds the rows in this shell text and runs them.
+# plays LEVEL SLOTS ROWS: runs a script that evaluates ROWS, which adds rows, and runs them.
 plays() {
     rm -rf "$work/logs" && mkdir "$work/logs"
     : >"$work/began"
@@ -82,7 +82,7 @@ assert most == 3, most
 E
 }
 check "at most one MPI row at a time, others concurrently, exclusive rows alone" together
-# A row interrupts the test run while another one has only just started, repeatedly.
+# A row interrupts the test run just after another row has started. Repeated several times.
 interrupted() {
     local rc pid try
     for try in 1 2 3 4 5 6 7 8; do
@@ -99,7 +99,7 @@ interrupted() {
         rc=$?
         [ $rc = 130 ] || { why="exit code $rc"; return 1; }
         while read -r pid; do
-            # A zombie counts as ended: it only waits for its parent.
+            # A zombie has ended.
             grep -q '^State:.[^Z]' "/proc/$pid/status" 2>/dev/null || continue
             why="try $try: a row still runs"
             return 1
@@ -107,7 +107,7 @@ interrupted() {
     done
 }
 check "Ctrl-C ends the rows too" interrupted
-left() { # known from the table, corrected by how wrong the table was so far
+left() { # the cost table, scaled by the ratio of actual to expected time so far
     plays default 1 'add one dear sleep 0.1; add one b true
         expected_done=100000 taken_done=1000000'
     [ "$(grep -c ', about [0-9]* s left$' "$work/out")" -ge 1 ] || { why=$(cat "$work/out"); return 1; }

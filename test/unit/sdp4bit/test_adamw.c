@@ -1,6 +1,6 @@
-// AdamW of one element (sdp4bit/adamw.h): which updates are refused, regardless of flags, and that
-// a refusal leaves the element unchanged and sets a mark. test_simulator.c and test_sdp4bit_mpi.c
-// compare the values.
+// AdamW of one element (sdp4bit/adamw.h): the updates that are refused with any flags. A refusal
+// leaves the element unchanged and records a fault. test_simulator.c and test_sdp4bit_mpi.c test
+// the values of updates.
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -44,7 +44,7 @@ static void is_applied(Element e, AdamScalars a) {
 
 static const Element ORDINARY = {0.5f, 0.01f, 1e-4f, 0.02f};
 
-// Scalars whose double-precision flags are valid but overflow in fp32.
+// Scalars that are valid in double precision but overflow in fp32.
 static void overflowing_scalars_are_refused(void **state) {
     AdamScalars a;
     is_applied(ORDINARY, USUAL);
@@ -71,7 +71,7 @@ static void non_finite_values_are_refused(void **state) {
     is_refused((Element){0.5f, FLT_MAX, 1e-4f, 0.02f}, USUAL);
 }
 
-// Master weights below 2^126 are written; those at the limit are refused. Both signs.
+// An update to a magnitude below 2^126 is written; an update to the limit is refused.
 static void the_limit(void **state) {
     AdamScalars a = USUAL;
     a.learning_rate = 0;
@@ -80,13 +80,12 @@ static void the_limit(void **state) {
         assert_true(update(&(Element){below, 0, 0, 0}, a));
         is_refused((Element){at, 0, 0, 0}, a);
     }
-    // The limit keeps two things finite: the difference of two such master weights, and the bf16
-    // weight.
+    // With this limit the difference of two master weights and the bf16 weight are finite.
     assert_true(isfinite(0x1p126f * 1.34f + 0x1p126f) && bf16_from_float(0x1p126f) < 0x7F80);
 }
 
-// The kernel refuses one element of the matrix and one of the tail, and writes all others. The
-// first refusal is the one reported.
+// The kernel refuses one element of the matrix and one of the tail, and writes all others. It
+// reports the first refusal.
 static void kernel_reports_refused_elements(void **state) {
     enum { MATRIX = 64, TAIL = 8, N = MATRIX + TAIL };
     float master[N], m[N] = {0}, v[N] = {0}, grads[N];

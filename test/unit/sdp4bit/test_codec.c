@@ -1,7 +1,7 @@
-// The codecs: known answers of Philox, bfloat16 exhaustively, the Hadamard transform, group scales
+// The codecs: known answers of Philox, all bfloat16 values, the Hadamard transform, group scales
 // near the limits of fp32, code ranges and error bounds, unbiased rounding, errors of the paper's
-// codecs on known distributions, the summation tree of the norm, the replica hash, and the worked
-// example in sdp4bit/README.md.
+// codecs on known distributions, the summation tree of the norm, the replica hash, and the example
+// in sdp4bit/README.md.
 #include <float.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -19,7 +19,7 @@
 
 static const uint32_t POSITIVE_NAN = 0x7FC00000u;
 
-// --- a group as a whole, composed from codec.h's primitives -------------------------------------
+// --- quantizing a group with codec.h's primitives -----------------------------------------------
 
 static uint32_t largest_bits(const float *x, int n) {
     uint32_t largest = 0;
@@ -35,14 +35,14 @@ static RoundingKey test_key(uint32_t source) {
     return key;
 }
 
-// Code of the value v at logical offset `at`.
+// Returns the code of value v at logical offset `at`.
 static int code_of(float v, int levels, int rounding, RoundingKey key, int64_t at) {
     if (rounding == ROUND_NEAREST) return code_nearest(v, levels);
     return code_stochastic(v, levels, philox_half(rounding_bits(key, (uint64_t)at / 8), (int)(at % 8)));
 }
 
-// Relative L2 error of quantizing and dequantizing n values in groups, optionally with the Hadamard
-// transform.
+// Returns the relative L2 error of quantizing and dequantizing n values in groups, optionally with
+// the Hadamard transform.
 static double relative_error(const float *x, int64_t n, int group, Codec codec, bool transform,
                              int rounding) {
     int levels = codec_info(codec).levels;
@@ -128,8 +128,8 @@ static void test_bf16_every_pattern(void **state) {
     }
 }
 
-// Between each pair of adjacent values: a tie goes to the even pattern, anything else to the
-// nearest. The last step is to infinity.
+// Between adjacent values, a tie rounds to the even pattern, and other values round to the nearest
+// one. The last pair includes infinity.
 static void test_bf16_ties_and_neighbors(void **state) {
     for (uint32_t h = 0; h < 65536; h++) {
         if (bf16_is_nan((uint16_t)h) || (h & 0x7FFFu) == 0x7F80u) continue;
@@ -140,8 +140,8 @@ static void test_bf16_ties_and_neighbors(void **state) {
         assert_int_equal(bf16_from_float(f32_from_bits((h << 16) + 1)), h);
         assert_int_equal(bf16_from_float(f32_from_bits((h << 16) + 0xFFFFu)), h + 1);
     }
-    // All kinds of NaN: quiet, signaling, and with a payload only in the low half, which truncation
-    // would turn into infinity.
+    // NaNs can be quiet or signaling. If the payload is only in the low half, truncation would make
+    // infinity.
     assert_int_equal(bf16_from_float(f32_from_bits(0x7F800001u)), 0x7FC0);
     assert_int_equal(bf16_from_float(f32_from_bits(0xFF800001u)), 0xFFC0);
     assert_int_equal(bf16_from_float(f32_from_bits(0x7FFFFFFFu)), 0x7FC0);
@@ -174,7 +174,8 @@ static void test_hadamard_is_sylvester(void **state) {
     for (int i = 0; i < 32; i++) assert_true(f32_mul(y[i], HADAMARD_INVERSE) == x[i]);
 }
 
-// Value i after the first `stages` stages. Stage t combines indices that differ in bit order[t].
+// Returns value i after the first `stages` stages. Stage t combines indices that differ in bit
+// order[t].
 static float after_stages(const float *x, const int *order, int stages, int i) {
     if (stages == 0) return x[i];
     int bit = 1 << order[stages - 1];
@@ -183,7 +184,7 @@ static float after_stages(const float *x, const int *order, int stages, int i) {
     return i & bit ? lower - upper : lower + upper;
 }
 
-// The order of additions is part of the wire format: stages 1, 2, 4, 8, 16, bit-exact.
+// The order of additions is part of the wire format. The stages are 1, 2, 4, 8, 16.
 static void test_hadamard_stage_order(void **state) {
     static const int rising[5] = {0, 1, 2, 3, 4}, falling[5] = {4, 3, 2, 1, 0};
     float x[32], y[32];
@@ -204,7 +205,7 @@ static void check_scale(float m, int levels) {
     assert_true(g.scale == m / (float)levels);
     assert_true(g.lift == (m < 0x1p-100f ? 0x1p24f : 1.0f));
     assert_true(isfinite(g.inverse) && g.inverse > 0);
-    // Both ends of the range map to the outermost codes, not beyond.
+    // Both ends of the range have the outermost codes.
     assert_int_equal(code_nearest(group_scaled(m, g), levels), levels);
     assert_int_equal(code_nearest(group_scaled(-m, g), levels), -levels);
     assert_true(fabsf(group_scaled(m, g)) <= (float)levels * (1 + 0x1p-22f));
@@ -239,8 +240,8 @@ static void test_group_scale_tiny(void **state) {
     }
 }
 
-// With a NaN or infinity in the group, the scale is NaN, codes are zero, and every element decodes
-// to NaN.
+// If a group contains a NaN or infinity, the scale is NaN, codes are zero, and every element
+// decodes to NaN.
 static void test_group_scale_non_finite(void **state) {
     static const uint32_t bad[] = {0x7F800000u, 0xFF800000u, 0x7F800001u,
                                    0x7FC00000u, 0xFFC00000u, 0xFFFFFFFFu};
@@ -273,7 +274,7 @@ static void check_group_error(const float *x, int n, Codec codec, RoundingKey ke
     int levels = codec_info(codec).levels;
     GroupScale g = group_scale(largest_bits(x, n), levels);
     if (g.inverse == 0.0f) return;
-    // v and q * scale each have errors of a few ulp. A subnormal scale is off by up to half a
+    // v and q * scale have errors of a few ulp. A subnormal scale has an error of up to half a
     // subnormal step.
     double slack = levels * ((double)g.scale * 0x1p-21 + 0x1p-149);
     for (int i = 0; i < n; i++) {
@@ -312,7 +313,7 @@ static void test_codes_bounded(void **state) {
 
 // --- the table ----------------------------------------------------------------------------------
 
-// The code of element e has bits [e * bits, (e + 1) * bits) of the stream, for every code size.
+// For every code size, the code of element e is in bits [e * bits, (e + 1) * bits) of the stream.
 static void test_packing(void **state) {
     for (int bits = 2; bits <= 8; bits++) {
         int most = (1 << (bits - 1)) - 1;
@@ -340,7 +341,7 @@ static void test_table(void **state) {
     }
 }
 
-// Unknown codecs end the program.
+// Checks that the call ends the program.
 static void dies(void (*call)(void)) {
     int status;
     pid_t child = fork();
@@ -365,8 +366,8 @@ static void test_unknown_codec(void **state) {
 
 // --- unbiasedness -------------------------------------------------------------------------------
 
-// Over all 65536 random numbers, the upper neighbor is chosen with the fraction `frac`: rounded to
-// 1/65536 for up to 63 levels (a bias of at most 2^-17 of a level), to 1/32768 for more.
+// For all 65536 random numbers, the share of the upper neighbor must be `fraction`, rounded to
+// 1/65536 for up to 63 levels (a bias of at most 2^-17 of a level), and to 1/32768 for more levels.
 static void check_exhaustive(int levels, int low, float fraction, double most) {
     float v = (float)low + fraction;
     double frac = (double)v - floor((double)v);
@@ -389,7 +390,7 @@ static void test_stochastic_exhaustive(void **state) {
     }
 }
 
-// The mean of many draws with real random bits is within 4 sigma of the value, in every interval
+// With real random bits, the mean of many draws is within 4 sigma of the value, in every interval
 // between two levels.
 static void check_interval(int low, int levels, double fraction, uint32_t source) {
     enum { DRAWS = 8192 };
@@ -419,8 +420,8 @@ typedef enum Distribution { GAUSSIAN, LAPLACE, OUTLIERS } Distribution;
 
 static double uniform(uint32_t bits) { return (bits + 0.5) * 0x1p-32; }
 
-// The index-th sample: Gaussian (Box-Muller), Laplace (inverse distribution), or Gaussian with a
-// random 1 % of outliers that are 20 times as large.
+// Returns sample `index` of a distribution: Gaussian (Box-Muller), Laplace (inverse distribution),
+// or Gaussian with 1 % of outliers that are 20 times as large.
 static float sample(Distribution d, uint32_t index) {
     Philox4 r = philox4x32_10(4711, (uint32_t)d, index, 0, 0, 0);
     double u = uniform(r.v[0]);
@@ -435,7 +436,7 @@ typedef struct ErrorRow {
     double int4, int4_ht, int8, int8_ht, nearest, nearest_ht;
 } ErrorRow;
 
-// The expected value has few digits, so half a unit of the last one is allowed on top of 2 %.
+// Allows 2 %, plus half a unit in the last digit of the expected value, which has few digits.
 static void check_error(const float *x, const ErrorRow *row, Codec codec, bool transform, int rounding,
                         double expected, double last_digit) {
     double measured = relative_error(x, SAMPLES, row->group, codec, transform, rounding);
@@ -475,12 +476,12 @@ static void test_error_levels(void **state) {
 static void test_tree_sum(void **state) {
     float x[32], a[32];
     for (int i = 0; i < 32; i++) a[i] = x[i] = (float)(1.0 / (i + 3));
-    // Independent computation: sums of neighboring pairs, then pairs of these sums.
+    // Independent computation: sums pairs of neighbors, then pairs of these sums.
     for (int n = 32; n > 1; n /= 2) {
         for (int i = 0; i < n / 2; i++) a[i] = a[2 * i] + a[2 * i + 1];
     }
     assert_int_equal(f32_bits(tree_sum32(x)), f32_bits(a[0]));
-    // Summing 2^24 + 1 + 1 in a chain loses both ones; the tree adds the ones first.
+    // Adding 2^24 + 1 + 1 in sequence would lose both ones. The tree adds the ones first.
     float y[32] = {0x1p24f, 0, 1, 1};
     assert_true(tree_sum32(y) == 0x1p24f + 2);
 }
@@ -505,7 +506,8 @@ typedef struct Example {
     float value[32];
 } Example;
 
-// One group of 32, int4: key seed 1234, step 1, level 2, source (node) 1, logical offset 0.
+// Encodes one int4 group of 32 values: seed 1234, step 1, level 2, source (node) 1, logical offset
+// 0.
 static Example encode_example(const float *x, int rounding) {
     Example out;
     RoundingKey key = {1234, 1, PURPOSE_GRAD_LEVEL2, 1};

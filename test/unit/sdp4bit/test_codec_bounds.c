@@ -1,8 +1,9 @@
-// Assumptions of the GPU kernels about uniform codecs. The kernels do not clamp: here the codes of
-// a group's largest element are computed without clamping, for every mantissa. Other elements are
-// no larger, and both multiplications are monotonic, so their codes are between the codes of +m and
-// -m. The kernels also multiply a code by its scale in one fused operation, and take a code from
-// the bits of v + u.
+// Assumptions of the GPU kernels about uniform codecs:
+//   - Clamping is unnecessary. This test computes the codes of a group's largest magnitude m
+//     without clamping, for every mantissa. Both multiplications are monotonic, so the codes of
+//     other elements are between the codes of +m and -m.
+//   - A code can be multiplied by its scale in one fused operation.
+//   - A code can be read from the bits of v + u.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +21,7 @@ static void for_each_codec(void (*check)(CodecInfo codec)) {
     }
 }
 
-// The codes of code_stochastic and code_nearest before clamp_code.
+// Compute code_stochastic and code_nearest without clamp_code.
 static int unclamped_stochastic(float v, int levels, uint32_t random16) {
     bool fine = levels < 64;
     float offset = fine ? 192.0f : 384.0f;
@@ -42,8 +43,8 @@ static int64_t count_outside(uint32_t exponent, int levels) {
     return outside;
 }
 
-// Stored exponents: the smallest and the largest that are scaled up, the smallest that is not, 1,
-// and the largest.
+// Tests biased exponents: the smallest and the largest that are scaled up, the smallest that is
+// not, the exponent of 1, and the largest.
 static void check_clamp(CodecInfo codec) {
     static const uint32_t exponents[] = {1, 26, 27, 127, 254};
     for (size_t i = 0; i < sizeof exponents / sizeof *exponents; i++) {
@@ -51,11 +52,12 @@ static void check_clamp(CodecInfo codec) {
     }
 }
 static void no_codec_needs_the_clamp(void **state) { for_each_codec(check_clamp); }
-// Sanity check of the count: 16-bit codes do need the clamp for some mantissas.
+// Shows that the check works: 16-bit codes need the clamp for some mantissas.
 static void wider_codes_would_need_it(void **state) { assert_true(count_outside(127, 32767) > 0); }
 
-// Compares scale_biased of kernels_cuda_codec.cuh with the plain product. u has code + sign at bit
-// 16 of a float without exponent; u * (scale * 2^133) - sign * scale is one fused operation.
+// Compares scale_biased of kernels_cuda_codec.cuh with the plain product. u is a float without
+// exponent that has code + sign at bit 16. u * (scale * 2^133) - sign * scale is one fused
+// operation.
 static int64_t count_unequal_products(uint32_t exponent, int sign) {
     int64_t unequal = 0;
     for (uint32_t mantissa = exponent ? 0 : 1; mantissa < 1u << 23; mantissa += 5) {
@@ -67,8 +69,8 @@ static int64_t count_unequal_products(uint32_t exponent, int sign) {
     }
     return unequal;
 }
-// Subnormal scales, the smallest normal ones, ordinary ones, and the largest below 2^-5, above
-// which the scaled-up scale is infinite.
+// Tests subnormal scales, the smallest normal ones, ordinary ones, and the largest below 2^-5,
+// above which the scaled-up scale is infinite.
 static void check_product(CodecInfo codec) {
     static const uint32_t exponents[] = {0, 1, 100, 121};
     int sign = 1 << (codec.bits - 1);
@@ -79,8 +81,8 @@ static void check_product(CodecInfo codec) {
 }
 static void a_fused_product_is_the_product(void **state) { for_each_codec(check_product); }
 
-// For codecs with up to 63 levels, byte 2 of the float 192 + v + u is 64 + code, for v close to
-// every code and all random bits.
+// For codecs with up to 63 levels, byte 2 of the float 192 + v + u is 64 + code. Tests v near every
+// code with all random bits.
 static void check_byte(CodecInfo codec) {
     int limit = codec.levels * 64;
     for (int i = -limit; codec.levels < 64 && i <= limit; i++) {

@@ -1,7 +1,7 @@
-// EDEN and its rotation. First, kernels of CPU ranks are compared bit by bit with a numpy model
-// (dev/ref/eden_model.py): signs, rotated values, levels, codes, scales, decoded values. Then the
-// properties that README.md states for a group: the scale is unbiased, empty and non-finite groups
-// are sent as specified, and the random rotation makes the mean unbiased.
+// EDEN and its rotation. First compares the kernels of CPU ranks bit by bit with a numpy model
+// (dev/ref/eden_model.py): signs, rotated values, levels, codes, scales, decoded values. Then
+// checks the properties that sdp4bit/README.md states for a group: the scale is unbiased, empty and
+// non-finite groups are encoded as specified, and the random rotation makes the mean unbiased.
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -24,7 +24,7 @@ enum { EDENS = sizeof codecs / sizeof *codecs };
 
 // --- one message ---------------------------------------------------------------------------------
 
-// Groups before and after sending. Each group is a separate tensor.
+// Groups before and after encoding and decoding. Each group is a separate tensor.
 typedef struct Trip {
     int groups;
     Codec codec;
@@ -107,7 +107,7 @@ static const float *floats_of(const Golden *g, const char *what, int bits, int64
     return x;
 }
 
-// Bitwise equal, except that all NaNs are equal.
+// Compares bitwise, except that all NaNs are equal.
 static void same_floats(const char *what, const float *a, const float *b, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         bool nans = isnan(a[i]) && isnan(b[i]);
@@ -137,14 +137,14 @@ static void rotation_matches_the_numpy_model(void **state) {
     Trip *t = (Trip *)malloc(sizeof *t);
     assert_true(t && golden_open(&g, GOLDEN));
     load(t, &g, CODEC_EDEN4);
-    // In fp32 the rotated values are sent as they are.
+    // The fp32 codec sends the rotated values unchanged.
     t->codec = CODEC_FP32;
     t->message = message_layout(CODEC_FP32, EDEN_GROUP, (int64_t)t->groups * EDEN_GROUP, 1, CODEC_BF16, 0);
     send(t);
     int64_t n = (int64_t)t->groups * EDEN_GROUP;
     same_floats("rotated", (const float *)(const void *)t->bytes, floats_of(&g, "rotated", 0, n), n);
     receive(t);
-    // The inverse rotation restores the input up to fp32 rounding.
+    // The inverse rotation restores the input except for fp32 rounding.
     for (int64_t i = 0; i < n; i++) {
         if (!isfinite(((const float *)(const void *)t->bytes)[i])) continue;
         double error = fabs((double)t->back[i] - t->x[i]), length = length_of(t, (int)(i / EDEN_GROUP));
@@ -190,7 +190,7 @@ static void fill(float *x, int64_t n, uint32_t stream) {
     for (int64_t i = 0; i < n; i++) x[i] = normal(stream, (uint32_t)i);
 }
 
-// <x, decoded> = |x|^2 for every group: the error is orthogonal to x. The energy of the error
+// <x, decoded> = |x|^2 for every group, so the error is orthogonal to x. The energy of the error
 // equals the golden file's.
 static void error_is_orthogonal_to_the_group(void **state) {
     Trip *t = (Trip *)malloc(sizeof *t);
@@ -240,13 +240,14 @@ static void empty_and_non_finite_groups(void **state) {
         check_not_finite(codecs[c], x, true, 0);
         x[200] = NAN;
         check_not_finite(codecs[c], x, true, 0);
-        x[200] = FLT_MAX;  // equal magnitudes: the scale is FLT_MAX / level
+        x[200] = FLT_MAX;  // all magnitudes are equal, so the scale is FLT_MAX / level
         if (eden_level(codec_info(codecs[c]).bits, codec_info(codecs[c]).levels - 1) > 1) x[201] = FLT_MAX;
         check_not_finite(codecs[c], x, true, 0);
     }
 }
 
-// Magnitudes from the smallest normal number to the largest give the same relative error as 1.
+// Groups with magnitudes from the smallest to the largest normal number have the same relative
+// error as with magnitude 1.
 static void groups_of_every_size(void **state) {
     Trip *t = (Trip *)malloc(sizeof *t);
     assert_non_null(t);
@@ -271,8 +272,8 @@ static void groups_of_every_size(void **state) {
     free(t);
 }
 
-// Largest mean error of an element over many rotations of x, in standard deviations of that mean,
-// or relative to the error of one rotation.
+// Returns the largest mean error of an element over many rotations of x, in standard deviations of
+// that mean, or relative to the error of one rotation.
 static double worst_mean(Codec codec, const float *x, int groups, bool of_one_trip) {
     enum { TRIPS = 4000 };
     static double sum[MOST], squares[MOST];
@@ -309,8 +310,9 @@ static void mean_over_rotations_is_unbiased(void **state) {
         print_message("    %s: the mean is off by at most %.2f sigma\n", codec_info(codecs[c]).name, worst);
         assert_true(worst < 4);
     }
-    // Hadamard with random signs is not a perfect rotation. If five elements hold almost all of a
-    // group's length, the mean is off by a fraction of the error of one rotation.
+    // The Hadamard transform with random signs is not a perfect rotation. If five elements have
+    // almost all of a group's length, the mean has a bias, which is a fraction of the error of one
+    // rotation.
     static const double most[EDENS] = {0.25, 0.4, 1};
     for (int i = 0; i < GROUPS * EDEN_GROUP; i += 50) x[i] *= 20;
     for (int c = 0; c < EDENS; c++) {

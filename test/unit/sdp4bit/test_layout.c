@@ -1,6 +1,6 @@
-// The bucket layout under random tensor lists, data-parallel shapes and group sizes: nothing
-// overlaps, groups never mix tensors, shard and chunk boundaries are valid, messages hold their
-// sections, and byte counts equal independent formulas.
+// The bucket layout for random tensor lists, data-parallel shapes and group sizes: nothing
+// overlaps, groups never mix tensors, shard and chunk boundaries are valid, sections are inside
+// their messages, and byte counts equal independent formulas.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "llmc/base/dtype.h"
 #include "sdp4bit/layout.h"
 
-// A tensor that is whole on this rank.
+// A tensor without model-parallel split.
 #define MATRIX(NUMEL, UNIT) \
     { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
 #define VECTOR(NUMEL, UNIT) \
@@ -84,8 +84,8 @@ static void free_case(Case *c) {
 
 // --- positions of tensors -----------------------------------------------------------------------
 
-// Every tensor is in exactly one segment of its unit's bucket, in tensor order, and no arena
-// element belongs to two tensors.
+// Every tensor is in exactly one segment of its unit's bucket, in tensor order. No element of the
+// arena belongs to two tensors.
 static void check_tensors(const Case *c) {
     const BucketLayout *layout = &c->layout;
     uint8_t *used = (uint8_t *)xcalloc((size_t)layout->arena_elements, 1, "a map");
@@ -117,7 +117,8 @@ static void check_tensors(const Case *c) {
     free(seen);
 }
 
-// Logical offsets: one tensor after another, each rounded up to 32, for any shape and group size.
+// For any shape and group size, logical offsets follow tensor order, and each tensor's size is
+// rounded up to 32.
 static void check_logical(const Case *c) {
     int64_t expected[MOST_TENSORS], at = 0, parameters = 0, tails = 0;
     for (int i = 0; i < c->count; i++) {
@@ -133,7 +134,7 @@ static void check_logical(const Case *c) {
     assert_int_equal(c->layout.tail_parameters, tails);
 }
 
-// No group of any of the three sizes contains elements of two tensors or of two shards.
+// No group of any of the three group sizes contains elements of two tensors or of two shards.
 static void check_groups(const Case *c) {
     int sizes[3] = {c->grad.intra_group, c->grad.inter_group, c->weight.group};
     for (int b = 0; b < c->layout.buckets; b++) {
@@ -173,8 +174,8 @@ static void check_buckets(const Case *c) {
     assert_true(layout->shard_elements >= shard && layout->shard_elements < shard + 64);
 }
 
-// Whole units are merged up to the target size. Unless there is only one bucket, each has at least
-// 16 x dp x alignment elements.
+// Units are merged to buckets up to the target size. If there are several buckets, each has at
+// least 16 x dp x alignment elements.
 static void check_bucket_sizes(const Case *c) {
     const BucketLayout *layout = &c->layout;
     int64_t least = 16 * (int64_t)layout->dp * c->options.alignment;
@@ -186,8 +187,7 @@ static void check_bucket_sizes(const Case *c) {
             if (c->tensors[i].unit == layout->bucket[b].end_unit - 1) last_unit += c->tensors[i].numel;
         }
         if (layout->buckets > 1) assert_true(elements >= least);
-        // A bucket below the last one got its last unit because it was below the minimum or had
-        // room.
+        // A bucket gets another unit only if it is below the minimum or if the unit fits.
         if (b < layout->buckets - 1)
             assert_true(elements - last_unit < least || elements <= c->options.bucket_elements);
     }
@@ -223,8 +223,8 @@ static void test_logical_offsets_independent_of_shape(void **state) {
     }
 }
 
-// Shards of split tensors use the rounding positions of the whole tensor, and tensors counted by
-// other ranks come last.
+// Parts of split tensors have the logical offsets of the unsplit tensor. Tensors that other ranks
+// count come last.
 static void test_parts_of_tensors(void **state) {
     LayoutTensor tensors[] = {MATRIX(1000, 0), VECTOR(33, 0), MATRIX(64, 0), VECTOR(5, 0), MATRIX(96, 0)};
     tensors[0].before = 2048, tensors[0].after = 24;
@@ -251,7 +251,7 @@ static void test_parts_of_tensors(void **state) {
     assert_false(layout_build(&layout, tensors, 5, &options, NULL));
 }
 
-// The layout without sharding has the same places in the arena, and one shard per bucket.
+// The layout without sharding has the same positions in the arena and one shard per bucket.
 static void test_unsharded_layouts(void **state) {
     for (uint32_t trial = 0; trial < TRIALS; trial++) {
         Case *c = random_case(trial);
@@ -300,8 +300,8 @@ static void test_chunks_cover_the_shard_once(void **state) {
     }
 }
 
-// By default, the chunks of all buckets are about as large as an ordinary bucket and never tiny. A
-// given number applies to every bucket.
+// By default, chunks are about as large as an ordinary bucket and never tiny. A requested number of
+// chunks applies to every bucket.
 static void test_automatic_chunks(void **state) {
     GradFormat left = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 0}, given = left;
     given.chunks = 3;
@@ -330,8 +330,9 @@ static void test_automatic_chunks(void **state) {
         free_case(c);
     }
     assert_true(cut > 10);
-    // The 125M model on 2 x 2 ranks: the embeddings (40.2 M elements) get two chunks, three layers
-    // (21.2 M) one. Layers above the target size are not split either, as at 1.3B.
+    // For the 125M model on 2 x 2 ranks, the embeddings (40.2 M elements) get two chunks, a bucket
+    // of three layers (21.2 M) gets one. A layer above the target size, as at 1.3B, is not split
+    // either.
     LayoutTensor tensors[] = {MATRIX(38633472, 0), MATRIX(1572864, 0), MATRIX(21233664, 1), VECTOR(29952, 1)};
     LayoutOptions options = {2,        2, layout_alignment(128, 128, 2048), layout_alignment(128, 128, 0),
                              25000000, 1};
@@ -346,7 +347,7 @@ static void test_automatic_chunks(void **state) {
     assert_int_equal(layout_chunks(&layout, &layout.bucket[0], &left), 2);
     assert_int_equal(layout_chunks(&layout, &layout.bucket[1], &left), 1);
     layout_free(&layout);
-    // Even with a tiny target size or a huge tensor.
+    // The target size is tiny, or a tensor is huge.
     LayoutTensor huge = MATRIX((int64_t)1 << 40, 0);
     options.bucket_elements = 1;
     assert_true(layout_build(&layout, &huge, 1, &options, NULL));
@@ -354,7 +355,7 @@ static void test_automatic_chunks(void **state) {
     layout_free(&layout);
 }
 
-// Codes, scales and tails of all partitions: inside their sections, aligned for their type.
+// Codes, scales and tails of all partitions are inside their sections and aligned for their type.
 // Sections do not overlap and are MESSAGE_ALIGN-aligned.
 static void check_layout(MessageLayout m, Codec codec, int group, int64_t elements, int partitions,
                          Codec tail_codec, int64_t tail_elements) {
@@ -385,7 +386,8 @@ static void check_layout(MessageLayout m, Codec codec, int group, int64_t elemen
     }
 }
 
-// A level with one rank sends no message. Compares fields, because padding bytes are undefined.
+// Checks that a level with one rank sends no message. Compares fields, because struct padding is
+// undefined.
 static void check_no_layout(MessageLayout m) {
     assert_int_equal(m.elements | m.groups | m.tail_elements | m.partitions, 0);
     assert_int_equal(m.codes_stride | m.scales_stride | m.tail_stride, 0);
@@ -427,7 +429,7 @@ static void test_message_layouts(void **state) {
 
 static int64_t up16(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 
-// Bytes of codes, scales and tails, from the element counts alone.
+// Computes the bytes of codes, scales and tails from element counts.
 static int64_t message_bytes(int bits, int group, int64_t elements, int64_t copies, int tail_bits,
                              int64_t tail) {
     int64_t groups = bits < 16 ? elements / group : 0;
@@ -441,9 +443,9 @@ static int bits_of(Codec codec) {
     return bits[codec];
 }
 
-// The requested number, otherwise 1. The first bucket gets the number whose chunk size is closest
-// to the largest of three values: the largest other bucket, the target size of buckets, and 16
-// alignment units per rank.
+// Returns the requested number of chunks, or 1. If none is requested, the first bucket gets the
+// number with which its chunk size is closest to the largest of three sizes: the largest other
+// bucket, the target size of buckets, and 16 alignment units per rank.
 static int64_t expected_chunks(const Case *c, int b) {
     int64_t size = 16 * c->options.nodes * c->options.per_node * c->options.alignment, chunks = 1;
     if (c->grad.chunks) return c->grad.chunks;
@@ -497,14 +499,13 @@ static void test_wire_bytes(void **state) {
     }
 }
 
-// If tensors fill their shards exactly and there are no tails, the bytes equal the paper's
-// formulas.
+// If there is no padding and there are no tails, the bytes equal the paper's formulas.
 static void test_wire_bytes_equal_formulas(void **state) {
     for (int nodes = 1; nodes <= 4; nodes++) {
         for (int per_node = 1; per_node <= 8; per_node *= 2) {
             GradFormat grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 1};
             WeightFormat weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
-            // 4 x 2048 elements per rank make every scale section a multiple of MESSAGE_ALIGN.
+            // With 4 x 2048 elements per rank every scale section is a multiple of MESSAGE_ALIGN.
             int64_t unit = (int64_t)nodes * per_node * 4 * 2048;
             LayoutTensor tensors[] = {MATRIX(unit, 0), MATRIX(3 * unit, 1), MATRIX(2 * unit, 2)};
             LayoutOptions options = {
@@ -517,8 +518,7 @@ static void test_wire_bytes_equal_formulas(void **state) {
                         (double)bytes.grad_inter == formula.grad_inter);
             assert_true((double)bytes.weight_intra == formula.weight_intra &&
                         (double)bytes.weight_inter == formula.weight_inter);
-            // 1 + 4/128, 1/2 + 4/512 and 1/2 + 4/2048 bytes per parameter, from the definitions of
-            // the codecs.
+            // The codecs need 1 + 4/128, 1/2 + 4/512 and 1/2 + 4/2048 bytes per parameter.
             double n = (double)(6 * unit), d = per_node, m = nodes;
             assert_true((double)bytes.grad_intra == n * 1.03125 * (d - 1) / d);
             assert_true((double)bytes.grad_inter == n * 0.5078125 * (m - 1) / (m * d));
@@ -529,9 +529,9 @@ static void test_wire_bytes_equal_formulas(void **state) {
     }
 }
 
-// With --verify-wire every nonempty message grows by one section.
+// With --verify-wire every nonempty message has an additional section.
 static void test_sealed_messages(void **state) {
-    // More chunks than alignment units: some chunks are empty.
+    // There are more chunks than alignment units, so some chunks are empty.
     GradFormat grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 100};
     WeightFormat weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
     LayoutTensor tensors[] = {MATRIX(70000, 0), VECTOR(100, 0), MATRIX(90000, 1)};
@@ -562,8 +562,8 @@ static void test_sealed_messages(void **state) {
     layout_free(&layout);
 }
 
-// The paper's claim at its group sizes: between nodes, bf16 weights and fp32 gradients need 5.8
-// times as many bytes.
+// The paper's claim for its group sizes: bf16 weights and fp32 gradients need 5.8 times as many
+// bytes between nodes.
 static void test_reduction_between_nodes(void **state) {
     int64_t unit = 4 * 4 * 2048;
     LayoutTensor tensors[] = {MATRIX(unit * 8, 0)};
@@ -626,7 +626,7 @@ static void test_alignment(void **state) {
     assert_int_equal(layout_alignment(32, 0, 160), 160);
 }
 
-// Every rank has its own slot in the gathered messages; a row holds the ranks of one rail.
+// Every rank has a slot in the gathered messages. A row has the ranks of one rail.
 static void test_gather_slots(void **state) {
     for (int nodes = 1; nodes < 5; nodes++) {
         for (int per_node = 1; per_node < 5; per_node++) {

@@ -1,5 +1,5 @@
-// The entropy coder of lossless weights: every pair of old and new weight, tables, groups of every
-// length, bits per weight, messages byte by byte, and malformed messages.
+// The entropy coder of lossless weights: pairs of old and new weights, tables, groups of every
+// length, bits per weight, the golden message, and malformed messages.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,9 +17,8 @@ static const uint16_t COSTS[][LOSSLESS_SYMBOLS] = LOSSLESS_COSTS;
 
 // --- one weight ---------------------------------------------------------------------------------
 
-// Every old weight with a few new ones, and a few old weights with every new one, at one scale per
-// context. Value and code must round-trip.
-static void pair_comes_back(uint32_t old, uint32_t fresh, int scale) {
+// Checks that an old weight and the coded value of a new weight give the new weight.
+static void check_pair(uint32_t old, uint32_t fresh, int scale) {
     int context = lossless_context(old, scale);
     uint32_t value = lossless_value(old, fresh, context, scale);
     LosslessCode code = lossless_code(value, context);
@@ -36,8 +35,8 @@ static void test_every_pair(void **state) {
     for (uint32_t i = 0; i < 0x10000; i++) {
         for (size_t k = 0; k < sizeof some / sizeof *some; k++) {
             for (int scale = 0; scale < 256; scale += k % 2 ? 17 : 51) {
-                pair_comes_back(i, some[k], scale);
-                pair_comes_back(some[k], i, scale);
+                check_pair(i, some[k], scale);
+                check_pair(some[k], i, scale);
             }
         }
     }
@@ -48,7 +47,7 @@ static void test_likely_values_are_small(void **state) {
     assert_int_equal(lossless_value(0x3C90, 0x3C90, context, 120), 0);
     assert_int_equal(lossless_value(0x3C90, 0x3C8F, context, 120), 1);
     assert_int_equal(lossless_value(0x3C90, 0x3C91, context, 120), 2);
-    assert_int_equal(lossless_value(0xBC90, 0xBC91, context, 120), 1);  // more negative
+    assert_int_equal(lossless_value(0xBC90, 0xBC91, context, 120), 1);  // a larger magnitude
     assert_int_equal(lossless_value(0x0000, 0x8000, LOSSLESS_ZERO, 0), 1);
     // The context depends on the old exponent (0x79 = 121) and the scale.
     assert_int_equal(lossless_context(0x3C90, 121), 6);
@@ -61,7 +60,7 @@ static void test_likely_values_are_small(void **state) {
 static void test_tables(void **state) {
     for (int c = 0; c < LOSSLESS_CONTEXTS; c++) {
         int sum = 0, shift = lossless_shift(c);
-        assert_in_range(shift, 0, 16 - LOSSLESS_PRECISION);  // the most that rANS with 16-bit words can push
+        assert_in_range(shift, 0, 16 - LOSSLESS_PRECISION);  // the limit of rANS with 16-bit words
         for (int q = 0; q < LOSSLESS_SYMBOLS; q++) {
             double bits = LOSSLESS_PRECISION - log2(FREQUENCIES[c][q]);
             assert_in_range(FREQUENCIES[c][q], 1, (1 << LOSSLESS_PRECISION) - 1);
@@ -75,7 +74,7 @@ static void test_tables(void **state) {
 
 // --- messages -----------------------------------------------------------------------------------
 
-// A sender's shard and a receiver's copy of it.
+// A sender's shard and a receiver's copy.
 typedef struct Shard {
     LosslessLayout layout;
     uint16_t *old, *fresh, *tail, *replica, *replica_tail;
@@ -136,7 +135,7 @@ static void comes_back(Shard *s) {
         assert_memory_equal(s->replica_tail, s->tail, (size_t)s->layout.tail_elements * sizeof *s->tail);
 }
 
-// Random weights and changes with these standard deviations.
+// Sets random weights and changes with these standard deviations.
 static void train(Shard *s, Random *r, double deviation, double change) {
     for (int64_t i = 0; i < s->layout.elements; i++) {
         double weight = deviation * random_normal(r);
@@ -159,8 +158,8 @@ static void test_lengths(void **state) {
     }
 }
 
-// Entropy of the changes in bits per weight, given the old exponents. Changes beyond 2^12 ulps
-// count as one symbol.
+// Entropy of the changes in bits per weight, given the old exponents. Changes beyond 2^12 ulp count
+// as one symbol.
 enum { MOST_CHANGE = 1 << 12 };
 static double entropy(const Shard *s) {
     static uint32_t count[256][2 * MOST_CHANGE + 1];
@@ -181,8 +180,8 @@ static double entropy(const Shard *s) {
     return bits / (double)s->layout.elements;
 }
 
-// Bits beyond the entropy: the final states of the lanes (0.125), group entries, and tables built
-// for other tail distributions.
+// A message may exceed the entropy by the final states of the lanes (0.125 bits per weight), group
+// entries, and tables that do not match the tails of the distribution.
 static void test_bits(void **state) {
     static const double change[] = {3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 3e-7, 0};
     for (size_t i = 0; i < sizeof change / sizeof *change; i++) {
@@ -197,7 +196,7 @@ static void test_bits(void **state) {
     }
 }
 
-// A group that cannot be coded is sent raw, between coded groups.
+// A group that cannot be compressed is sent raw between coded groups.
 static void test_raw_groups(void **state) {
     Random random = {13};
     Shard s = shard_of(3 * LOSSLESS_GROUP, 8);
@@ -222,7 +221,7 @@ static void scatter(Shard *s, Random *r, int64_t many) {
     }
 }
 
-// Groups whose coded size is close to the raw size round-trip on both sides of the limit.
+// Groups whose coded size is near the raw size can be decoded, whether they are sent coded or raw.
 static void test_raw_limit(void **state) {
     static const int lengths[] = {1024, 4128, LOSSLESS_GROUP};
     for (int i = 0; i < 3; i++) {
@@ -235,7 +234,7 @@ static void test_raw_limit(void **state) {
             comes_back(&s);
             int words = ((LosslessEntry *)(void *)(s.message + s.layout.table))->words;
             raw += words == n;
-            full += words < n && words > n - 8;  // as many as the message holds
+            full += words < n && words > n - 8;  // nearly as many as fit
             shard_free(&s);
         }
         print_message("groups of %d: %d as they are, %d nearly full\n", n, raw, full);
@@ -243,8 +242,8 @@ static void test_raw_limit(void **state) {
     }
 }
 
-// Weights that do not occur in training, before and after the step: zeros of both signs,
-// subnormals, infinities, NaN.
+// Weights before and after the step that do not occur in training: zeros of both signs, subnormals,
+// infinities, NaN.
 static void test_unusual_weights(void **state) {
     static const uint16_t strange[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080, 0x8080,
                                        0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7F81, 0x7FC0, 0xFFFF};
@@ -285,14 +284,14 @@ static void test_skipped_step(void **state) {
     assert_int_equal(s.bytes, sizeof(LosslessHeader));
     assert_true(decode(&s, s.bytes));
     assert_memory_equal(s.replica, s.old, (size_t)s.layout.elements * sizeof *s.old);
-    // Applying it anyway is detected.
+    // Applying the payload of a skipped step is detected.
     s.control.applied = 1;
     assert_false(decode(&s, s.bytes));
     assert_int_equal(s.fault, 77);
     shard_free(&s);
 }
 
-// Golden hash: a change of the wire format changes it.
+// The hash detects a change of the wire format.
 static void test_message_is_golden(void **state) {
     Random random = {15};
     Shard s = shard_of(LOSSLESS_GROUP + 96, 8);
@@ -307,8 +306,8 @@ static void test_message_is_golden(void **state) {
 
 // --- malformed messages -------------------------------------------------------------------------
 
-// A flipped bit never causes access to other memory and is usually detected. The lowest bit of a
-// change is not; only a checksum (--verify-wire) detects it.
+// A flipped bit never causes an access to other memory, and it is usually detected. A flip of the
+// lowest bit of a change is only detected by a checksum (--verify-wire).
 static void test_flipped_bits(void **state) {
     Random random = {16};
     Shard s = shard_of(LOSSLESS_GROUP + 4096, 8);
@@ -328,7 +327,8 @@ static void test_flipped_bits(void **state) {
     shard_free(&s);
 }
 
-// A replica that differs from the sender's is detected if contexts depend on the difference.
+// If the receiver's old weights differ from the sender's, this is detected if contexts depend on
+// them.
 static void test_differing_replica(void **state) {
     Random random = {17};
     Shard s = shard_of(LOSSLESS_GROUP, 8);
@@ -340,7 +340,7 @@ static void test_differing_replica(void **state) {
     shard_free(&s);
 }
 
-// Invalid group entries: the group is left unchanged, and the others are decoded.
+// A group with an invalid entry is left unchanged, and the others are decoded.
 static void test_bad_entries(void **state) {
     static const LosslessEntry bad[] = {{1u << 20, 100, 120, 0}, {0xFFFFFFF8u, 100, 120, 0},
                                         {104, 100, 120, 1},      {101, 100, 120, 0},
@@ -355,7 +355,7 @@ static void test_bad_entries(void **state) {
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         entry[0] = bad[i];
         memcpy(s.replica, s.old, 2 * half);
-        if (decode(&s, s.bytes)) fail_msg("entry %zu is taken", i);
+        if (decode(&s, s.bytes)) fail_msg("entry %zu is accepted", i);
         assert_memory_equal(s.replica, s.old, half);
         assert_memory_equal(s.replica + LOSSLESS_GROUP, s.fresh + LOSSLESS_GROUP, half);
     }
@@ -365,7 +365,7 @@ static void test_bad_entries(void **state) {
     shard_free(&s);
 }
 
-// Messages truncated anywhere; the memory after them is poisoned.
+// Messages are truncated at any position. Memory after them is poisoned.
 static void test_truncated_messages(void **state) {
     Random random = {18};
     Shard s = shard_of(2 * LOSSLESS_GROUP, 8);

@@ -1,8 +1,8 @@
-// Properties of the algorithm, shown on the single-process simulator, which the distributed program
-// equals bit by bit (test/mpi/test_sdp4bit_mpi.c): two-level errors on 4 nodes x 8 ranks, baselines
-// against a mean in double, AdamW against the textbook, and 1000 steps of a toy problem, where
-// model weights stay close to the master weights with weight differences, but not with direct
-// weight quantization.
+// Properties of the algorithm, tested with the single-process simulator, which matches the
+// distributed program bit by bit (test/mpi/test_sdp4bit_mpi.c): two-level errors on 4 nodes x 8
+// ranks, baselines against a mean in double, AdamW against its formulas, and 1000 steps of a toy
+// problem. With quantized weight differences model weights stay near the master weights; with
+// direct quantization they do not.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -101,7 +101,8 @@ static double reduction_error(float *const *grads, const double *mean, GradForma
     return sqrt(error / power);
 }
 
-// Independent gradients on 32 ranks, 1 % outliers that are 20 times as large, groups of 128.
+// Fills the gradients of 32 ranks with independent values, of which 1 % are outliers that are 20
+// times as large.
 static void independent_gradients(float **grads, double *mean, double outliers) {
     for (uint32_t r = 0; r < RANKS; r++) {
         grads[r] = (float *)xmalloc(LEVEL_SAMPLES * sizeof(float), "gradients");
@@ -138,7 +139,7 @@ static void test_two_level_errors(void **state) {
     free(mean);
 }
 
-// Bits per gradient sent between nodes, with scales.
+// Returns the bits per gradient between nodes, including scales.
 static double bits_between(GradFormat format) {
     Bench bench;
     WeightFormat weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
@@ -148,7 +149,7 @@ static double bits_between(GradFormat format) {
     return 8 * bytes / LEVEL_SAMPLES * PER_NODE * NODES / (NODES - 1);
 }
 
-// EDEN on independent Gaussian gradients: the relative squared error of the reduced gradient
+// With EDEN and independent Gaussian gradients, the relative squared error of the reduced gradient
 // matches the numpy model (dev/ref/eden_model.py) and is within its limits.
 static void test_eden_errors(void **state) {
     static const struct {
@@ -175,8 +176,8 @@ static void test_eden_errors(void **state) {
     free(mean);
 }
 
-// The mean over many steps is within 4 standard deviations of the true mean for every element,
-// because each step uses another rotation. With a fixed rotation the error would repeat.
+// Each step uses another rotation, so the mean over many steps is within 4 standard deviations of
+// the true mean for every element. With a fixed rotation the error would repeat.
 static void test_eden_unbiased(void **state) {
     enum { N = 1024, TRIALS = 1000 };
     static const Codec codecs[] = {CODEC_EDEN4, CODEC_EDEN3};
@@ -212,8 +213,8 @@ static void test_eden_unbiased(void **state) {
     }
 }
 
-// Relative L2 error of the accumulated payloads against the accumulated gradients after EARLY and
-// LATE steps. Every rank's gradient has a constant and a random part.
+// Computes the relative L2 error of the accumulated payloads against the accumulated gradients
+// after EARLY and LATE steps. Every rank's gradient has a constant and a random part.
 enum { FED = 1 << 13, EARLY = 16, LATE = 64 };
 typedef struct Drift {
     double early, late;
@@ -250,13 +251,13 @@ static Drift drift_of(GradFormat format, bool feedback) {
     return drift;
 }
 
-// Error feedback keeps this error constant, even at 2 bits. Without it, the error grows with the
-// square root of the number of steps, and linearly if rounding is biased.
+// With error feedback this error is constant, even at 2 bits. Without it, the error grows with the
+// square root of the number of steps, or linearly if rounding is biased.
 static void test_error_feedback(void **state) {
     static const struct {
         const char *name;
         GradFormat format;
-        double most;  // after LATE steps with error feedback, relative to one step's gradient
+        double most;  // limit after LATE steps with error feedback, relative to one step's gradient
     } rows[] = {
         {"EDEN at 2 bits",
          {CODEC_BF16, CODEC_EDEN2, 32, 256, CODEC_BF16, TRANSFORM_ROTATION, ROUND_NEAREST, 1},
@@ -280,9 +281,8 @@ static void test_error_feedback(void **state) {
     }
 }
 
-// Rounding errors of ranks are independent: with equal gradients, averaging the stochastic errors
-// of 8 ranks divides them by sqrt(8). If the key lacked the source, all ranks would have the same
-// error and averaging would not help.
+// Rounding errors of ranks are independent, so averaging 8 ranks with equal gradients divides the
+// error by sqrt(8). If the key did not include the source, all ranks would have the same error.
 static void test_rounding_errors_average_out(void **state) {
     enum { N = 1 << 16 };
     double error[2];
@@ -300,12 +300,12 @@ static void test_rounding_errors_average_out(void **state) {
             error[many] += pow((double)bench.sim.reduced[i] - (double)bench.grads[0][i], 2);
         bench_stop(&bench);
     }
-    double ratio = sqrt(error[0] / error[1]);  // 2 ranks' error relative to 8 ranks'
+    double ratio = sqrt(error[0] / error[1]);  // error of 2 ranks relative to 8 ranks
     assert_true(ratio > 1.95 && ratio < 2.05);
 }
 
-// The mean over many steps approaches the true mean: stochastic rounding at both levels is
-// unbiased, rounding to nearest is not.
+// With stochastic rounding at both levels the mean over many steps approaches the true mean.
+// Rounding to nearest is biased.
 static void test_reduction_unbiased(void **state) {
     enum { N = 1024, TRIALS = 400 };
     double bias[2];
@@ -333,7 +333,7 @@ static void test_reduction_unbiased(void **state) {
         bias[rounding] = sqrt(error / power);
         bench_stop(&bench);
     }
-    // The error of .16 per step shrinks by sqrt(400); rounding to nearest repeats the same error.
+    // The error of 0.16 per step shrinks by sqrt(400). Rounding to nearest repeats the same error.
     assert_true(bias[ROUND_STOCHASTIC] < 0.16 / 20 * 1.2);
     assert_true(bias[ROUND_NEAREST] > 0.08);
 }
@@ -360,7 +360,7 @@ static void test_fp32_reduction_is_the_mean(void **state) {
     }
 }
 
-// Ten steps on one rank against AdamW in double, with clipping and decay.
+// Compares ten steps on one rank, with clipping and decay, with AdamW in double.
 static void test_adamw(void **state) {
     enum { N = 96 };
     float weights[N];
@@ -399,7 +399,7 @@ static void test_adamw(void **state) {
 enum { TOY = 1024, TOY_STEPS = 1000, TOY_RANKS = 4 };
 
 typedef struct ToyResult {
-    double loss;  // mean squared distance of the model weights from the target at the end
+    double loss;                         // mean squared distance of the final model weights from the target
     double largest_early, largest_late;  // largest |master - model weight| in each half
     double largest_end;                  // at the last step
     bool bounded;                        // every step satisfied the contraction bound
@@ -414,7 +414,8 @@ static double largest_gap(const Bench *bench) {
     return largest;
 }
 
-// Gradient of 1/2 curvature (w - target)^2 at the model weights, plus independent noise per rank.
+// Computes the gradient of 1/2 curvature (w - target)^2 at the model weights, plus independent
+// noise per rank.
 static void toy_gradients(Bench *bench, const float *target, uint32_t step) {
     for (uint32_t r = 0; r < TOY_RANKS; r++) {
         for (uint32_t i = 0; i < TOY; i++) {
@@ -425,8 +426,8 @@ static void toy_gradients(Bench *bench, const float *target, uint32_t step) {
     }
 }
 
-// The paper's appendix: |e'| <= c (|e| + |update|) plus bf16 rounding, with c = 1/7 of the group's
-// largest difference, or half of that when rounding to nearest.
+// The bound in the paper's appendix: |e'| <= c (|e| + |update|) plus bf16 rounding, with c = 1/7 of
+// the group's largest difference, or half of that with rounding to nearest.
 static bool step_bounded(const Bench *bench, const float *before, double gap_before, double gap,
                          bool nearest) {
     double update = 0, weight = 0;

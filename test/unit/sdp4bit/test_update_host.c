@@ -1,7 +1,7 @@
-// AdamW on the host (sdp4bit/update_host.c), bitwise compared with a plain reference that handles
-// one element and one group at a time and writes codes bit by bit. Covers all codecs, several group
-// sizes, weights and differences, 1 to 5 threads, skipped steps and refused elements. The kernel of
-// CPU ranks, with which GPUs are compared (test/gpu/kernels_dump.c), must give the same result.
+// AdamW on the host (sdp4bit/update_host.c) is bitwise identical to a simple reference, which
+// handles one element and one group at a time and writes codes bit by bit, and to the kernel of CPU
+// ranks, with which GPUs are compared (test/gpu/kernels_dump.c). Tests all codecs, several group
+// sizes, weights and differences, 1 to 5 threads, skipped steps and refused elements.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,13 +14,13 @@
 
 #include "sdp4bit/adamw.h"
 
-// Three tensors; the last one is padded. Large enough for several ranges per thread.
+// There are three tensors, of which the last one is padded. Each thread gets several ranges.
 enum { MATRIX = 96 * 2048, TAIL = 1000, N = MATRIX + TAIL, RANK = 2, SEGMENTS = 3 };
 static const Segment segments[SEGMENTS] = {{RANK * MATRIX - 640, 7008, 32, 0},
                                            {RANK * MATRIX + 6400, 100000, 7072, 1},
                                            {RANK * MATRIX + 106752, 80000, 107104, 2}};
 
-// Everything that an update reads and writes.
+// The inputs and outputs of an update.
 typedef struct State {
     float master[N], exp_avg[N], exp_avg_sq[N], grads[N];
     floatX weights[MATRIX];
@@ -30,7 +30,7 @@ typedef struct State {
     uint64_t fault;
 } State;
 
-// A value in [-1, 1) that depends only on i and salt.
+// Returns a value in [-1, 1) that depends only on i and salt.
 static float draw(uint32_t salt, int64_t i) {
     return (float)(int64_t)(replica_mix((uint64_t)i, salt) >> 40) * 0x1p-23f - 1.0f;
 }
@@ -176,7 +176,7 @@ static void assert_same(const State *a, const State *b, const Case *c, int threa
     }
 }
 
-// Compares the states after the reference, the kernel (0 threads), and 1 to 5 threads.
+// Compares the state after the reference with the kernel (0 threads) and with 1 to 5 threads.
 static void same_bits(const Case *c, void (*spoil)(State *)) {
     State *expected = fresh_state();
     if (spoil) spoil(expected);
@@ -197,8 +197,8 @@ static void same_bits(const Case *c, void (*spoil)(State *)) {
 static const int groups[] = {32, 96, 128, 2048, LARGEST_GROUP};
 enum { GROUPS = sizeof groups / sizeof *groups };
 
-// Every codec except EDEN, which is not used for weights, and every group size, spread over the
-// payload and rounding modes.
+// Tests every codec except EDEN, which is not used for weights, with every group size. Payload and
+// rounding modes vary between the cases.
 static void every_codec_and_group(void **state) {
     for (int codec = 0; codec < CODEC_EDEN4; codec++) {
         for (int g = 0; g < GROUPS; g++) {
@@ -218,7 +218,7 @@ static void a_skipped_step(void **state) {
     }
 }
 
-// Elements in several ranges, and one in the tail.
+// Sets elements in several ranges, and one in the tail, to invalid values.
 static void spoil_gradients(State *s) {
     s->grads[5] = NAN;
     s->grads[70000] = INFINITY;
@@ -244,7 +244,8 @@ static void refused_elements(void **state) {
     free(s);
 }
 
-// Updating a large shard takes longer than the watchdog's timeout: every range counts as progress.
+// Updating a large shard may take longer than the watchdog's time limit, so every range must report
+// progress.
 static void ranges_count_as_progress(void **state) {
     State *s = fresh_state();
     Case c = {CODEC_INT4, 128, true, ROUND_NEAREST, &APPLIED};

@@ -1,5 +1,5 @@
-// The message printed byte by byte in sdp4bit/README.md: encoded and decoded by the kernels, for
-// two nodes of one rank each, from rank 1 to rank 0.
+// The kernels encode and decode the example message that sdp4bit/README.md prints byte by byte:
+// from rank 1 to rank 0 of two nodes with one rank each.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,11 +20,11 @@ typedef struct Example {
     BucketLayout layout;
     GradFormat format;
     MessageLayout message;
-    float grads[128];  // the bucket: 64 of the matrix part, 16 of the tail
+    float grads[128];  // the bucket: 64 matrix elements and 16 tail elements
 } Example;
 
-// A matrix of 40 elements and a 1-D tensor of 9, with gradients (i - 10) / 8 and (i + 1) / 4,
-// halved by averaging over two ranks.
+// Builds a matrix of 40 elements and a 1-D tensor of 9. The gradients are (i - 10) / 8 and (i + 1)
+// / 4; averaging over two ranks halves them.
 static void example_build(Example *e, bool hadamard) {
     static const LayoutTensor tensors[] = {MATRIX(40, 0), VECTOR(9, 0)};
     LayoutOptions options = {2, 1, 32, 32, 1, 1};
@@ -43,7 +43,7 @@ static SegmentTable table_of(const BucketLayout *layout) {
     return table;
 }
 
-// Encodes slots 0 and 1 as source `rank`.
+// Encodes both slots as source `rank`.
 static void example_encode(const Example *e, int rank, uint8_t *slots) {
     QuantizePartitions q = {0};
     q.grads = e->grads;
@@ -97,13 +97,13 @@ static void check_message(bool hadamard, const uint8_t *codes, const uint8_t *sc
 }
 
 static void test_message_bytes(void **state) {
-    // 1.3125 / 7 and 16 / 7
+    // The scales are 1.3125 / 7 and 16 / 7.
     static const uint8_t scale[4] = {0x00, 0x00, 0x40, 0x3e}, transformed_scale[4] = {0x25, 0x49, 0x12, 0x40};
     check_message(false, plain_codes, scale);
     check_message(true, transformed_codes, transformed_scale);
 }
 
-// Decodes one source's message as rank `rank`; overwrites the gradients or adds to them.
+// Decodes the message as rank `rank`, and overwrites the gradients or adds to them.
 static void example_decode(Example *e, int rank, const uint8_t *message, bool add, float *partials,
                            float *tail_partials) {
     SumFinal f = {0};
@@ -153,8 +153,7 @@ static void test_decoded_values(void **state) {
     check_decoded(true, transformed);
 }
 
-// Adding a second, equal contribution doubles the values and quadruples the partial sums of
-// squares, exactly.
+// Adding an equal message exactly doubles the values and quadruples the partial sums of squares.
 static void test_added_values(void **state) {
     Example once, twice;
     uint8_t slots[96] __attribute__((aligned(16)));
@@ -172,8 +171,8 @@ static void test_added_values(void **state) {
     layout_free(&twice.layout);
 }
 
-// Elements 40..63 of the matrix part are padding: the transform spreads rounding errors into them,
-// and the last stage masks them.
+// Elements 40 to 63 of the matrix are padding. The transform spreads rounding errors to them, and
+// the last stage sets them to zero.
 static void test_padding_is_masked(void **state) {
     Example e;
     uint8_t slots[96] __attribute__((aligned(16)));
@@ -203,7 +202,7 @@ static void seals_find_every_flipped_bit(void **state) {
     memcpy(before, messages, sizeof before);
     SealMessages a = {messages, COUNT, 1, SEALED, 99, 7, 65536};
     kernel_seal_messages(NULL, &a);
-    for (int i = 0; i < COUNT * SEALED; i++) {  // only the last section of messages that are sent
+    for (int i = 0; i < COUNT * SEALED; i++) {  // sealing writes only the last section of nonempty messages
         bool seal = i / SEALED != 1 && i % SEALED >= SEALED - MESSAGE_ALIGN;
         assert_true(seal || messages[i] == before[i]);
         if (seal && i % SEALED >= SEALED - MESSAGE_ALIGN / 2) assert_int_equal(messages[i], 0);
@@ -219,7 +218,7 @@ static void seals_find_every_flipped_bit(void **state) {
     }
 }
 
-// Intact messages that arrive in the wrong place or step.
+// Intact messages in the wrong slot or of another step are detected.
 static void seals_find_messages_out_of_place(void **state) {
     uint8_t messages[COUNT * SEALED] = {0}, copy[SEALED];
     SealMessages a = {messages, COUNT, -1, SEALED, 99, 7, 65536};

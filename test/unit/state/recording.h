@@ -1,6 +1,6 @@
-// Device, collectives and kernels that record which memory they read and write on which stream.
-// Streams, events and the host have vector clocks. Included by test_overlap.c only, which links
-// these functions instead of the CPU backend.
+// A device, collectives and kernels that only record the memory that they read and write on each
+// stream. Streams, events and the host have vector clocks. They replace the CPU backend at link
+// time. Included by test_overlap.c only.
 #pragma once
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,7 @@ typedef struct Use {
 typedef struct Op {
     const char *name;
     int stream;
-    Clock clock;  // includes its own stream's time
+    Clock clock;  // includes the time of the stream itself
 } Op;
 
 struct Device {
@@ -38,7 +38,7 @@ struct Device {
     int op_count, op_room, use_count, use_room;
     bool waits[MOST_STREAMS][MOST_EVENTS];  // recorded waits
     int dropped_stream, dropped_event;      // the omitted wait, if any
-    int races, misplaced;                   // races: 1 after the first race
+    int races, misplaced;                   // found races (at most 1), and kernels on streams for collectives
     char first_race[300];
 };
 struct Stream {
@@ -52,7 +52,7 @@ struct Event {
     Clock clock;
 };
 struct Comm {
-    char order;                     // dummy byte written by its collectives, which must be ordered
+    char order;                     // written by all collectives of the communicator, which must be ordered
     char exchange[40], gather[40];  // names, such as "exchange between nodes"
 };
 
@@ -70,7 +70,7 @@ static void begin(Device *d, int stream, const char *name) {
         d->ops = (Op *)xrealloc(d->ops, (size_t)d->op_room * sizeof(Op), "ops");
     }
     Clock *clock = stream == HOST ? &d->host : &d->stream_clock[stream];
-    join(clock, &d->host);  // everything that the host has waited for precedes what it enqueues
+    join(clock, &d->host);  // work for which the host has waited precedes the work that it enqueues
     clock->at[stream]++;
     Op op = {name, stream, *clock};
     d->ops[d->op_count++] = op;
@@ -100,7 +100,7 @@ static void use(Device *d, Access access, const void *memory, int64_t bytes) {
 
 static void begin_on(Stream *s, const char *name) {
     begin(s->device, s->id, name);
-    if (strstr(s->name, " hop")) s->device->misplaced++;  // hop lanes are only for collectives
+    if (strstr(s->name, " hop")) s->device->misplaced++;  // these streams are only for collectives
 }
 static void reads(Stream *s, const void *memory, int64_t bytes) { use(s->device, READ, memory, bytes); }
 static void writes(Stream *s, const void *memory, int64_t bytes) { use(s->device, WRITE, memory, bytes); }
@@ -152,8 +152,8 @@ void profile_range_end(uint64_t range) {}
 void event_record(Event *e, Stream *s) { e->clock = s->device->stream_clock[s->id]; }
 void event_synchronize(Event *e) { join(&e->device->host, &e->clock); }
 double event_elapsed_ms(Event *start, Event *stop) { return 0.0; }
-// As on a GPU, a wait is for the latest record before it, and an event that was never recorded
-// counts as complete.
+// As on a GPU, a wait refers to the latest record of the event, and an event that was never
+// recorded is complete.
 void stream_wait(Stream *s, Event *e) {
     Device *d = s->device;
     d->waits[s->id][e->id] = true;
@@ -191,7 +191,7 @@ void set_zero(Stream *s, void *device_memory, size_t bytes) {
     writes(s, device_memory, (int64_t)bytes);
 }
 
-// Host work records its uses on this stream.
+// The stream of the host call that is running. Work inside the call is recorded on this stream.
 static Stream *host_stream;
 void stream_host_call(Stream *s, HostWork work, const void *context, size_t bytes) {
     void *copy = memcpy(xmalloc(bytes, "work of the host"), context, bytes);
@@ -282,7 +282,7 @@ void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
     }
 }
 
-// Adding and storing residuals both read and write the chunk of every partition.
+// Records that a kernel reads and writes the residuals of a chunk in every partition.
 static void uses_residual(Stream *s, const Residual *r, int partitions, const Bucket *bucket, int64_t lo,
                           int64_t hi) {
     if (r->control) reads(s, r->control, sizeof *r->control);
@@ -367,7 +367,7 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
     if (a->difference) reads(s, a->matrix_weights, X * matrix);
     float *state[] = {a->master, a->exp_avg, a->exp_avg_sq};
     for (int i = 0; i < 3; i++) writes(s, state[i], 4 * (matrix + tail));
-    // The section of codes ends where the scales begin.
+    // The scales follow the codes.
     writes(s, a->codes, a->scales ? (uint8_t *)a->scales - a->codes : X * matrix);
     if (a->scales) writes(s, a->scales, 4 * (codec_info(a->codec).levels ? matrix / a->group : 0));
     writes(s, a->tail, X * tail);
@@ -397,7 +397,7 @@ void kernel_code_weights(Stream *s, const CodeWeights *a) {
 void kernel_pack_weights(Stream *s, const LosslessLayout *layout, const uint8_t *coded, uint8_t *message) {
     begin_on(s, "pack");
     reads(s, coded, layout->most);
-    writes(s, message, 16);  // all lengths are zero, so a message is just its header
+    writes(s, message, 16);  // all lengths are zero, so a message is only its header
 }
 void kernel_decode_weights(Stream *s, const DecodeWeights *a) {
     begin_on(s, "decode");

@@ -1,4 +1,4 @@
-// The anomaly guard: how kernel_step_status detects spikes and updates its means, and how the host
+// The anomaly guard: kernel_step_status detects spikes and updates running means, and the host
 // reacts to step statuses.
 #include <math.h>
 #include <setjmp.h>
@@ -51,8 +51,7 @@ static int calm(Bench *b, int steps) {
     return found;
 }
 
-// A corrupted payload is reported as such, even if it made the loss or the norm non-finite or a
-// spike.
+// A corrupted payload is reported as corruption, even if it caused a non-finite value or a spike.
 static void corrupted_payloads_take_precedence(void **state) {
     for (int i = 0; i < 3; i++) {
         Bench b = bench_of(10, 10, true);
@@ -65,8 +64,8 @@ static void corrupted_payloads_take_precedence(void **state) {
     }
 }
 
-// If there are several faults, all ranks report the one with the lowest code, on the lowest rank
-// that has it. The step is skipped.
+// If there are several faults, all ranks report the fault with the lowest code on its lowest rank.
+// The step is skipped.
 static void first_fault_in_data_flow_is_reported(void **state) {
     uint64_t update = fault_code(FAULT_OF_UPDATE, 3), message = fault_code(FAULT_OF_MESSAGE, 0);
     StepRecord records[4] = {{1, 3, 0}, {1, 3, message}, {1, 3, update + 1}, {1, 3, update}};
@@ -78,8 +77,8 @@ static void first_fault_in_data_flow_is_reported(void **state) {
     assert_true(b.control.fault == update && b.control.fault_rank == 3);
 }
 
-// Squares are summed over all ranks. The loss is the mean over ranks that computed one: here the
-// last stage, two of four.
+// Squares are summed over all ranks. The loss is the mean over the ranks that have one: here the
+// two ranks of the last stage.
 static void loss_is_the_mean_of_last_stages(void **state) {
     StepRecord records[4] = {{1, 0, 0}, {4, 0, 0}, {9, 3, 0}, {2, 5, 0}};
     Bench b = bench_of(0, 0, false);
@@ -114,7 +113,7 @@ static void noise_is_not_a_spike(void **state) {
     assert_int_equal(calm(&b, 1000), 0);
     assert_true(b.control.adam_steps == 1000);
     assert_true(fabs(b.control.spikes.loss.mean - 3) < 0.01 && fabs(b.control.spikes.norm.mean - 1) < 0.05);
-    // The mean distance from the mean of numbers spread evenly over [-a, a] is a / 2.
+    // Uniform numbers in [-a, a] have a mean absolute deviation of a / 2.
     assert_true(fabs(b.control.spikes.loss.deviation - 0.015) < 0.003 &&
                 fabs(b.control.spikes.norm.deviation - 0.05) < 0.01);
 }
@@ -167,7 +166,8 @@ static void one_spike_hardly_changes_the_means(void **state) {
     assert_true(step(&b, 3.6, 1) == SPIKE_LOSS);  // the next spike is still found
 }
 
-// A lasting change of level must be accepted eventually, or --on-spike skip would skip forever.
+// A permanent change of the level must be accepted after some steps, or --on-spike skip would skip
+// forever.
 static void lasting_level_is_accepted(void **state) {
     Bench b = bench_of(10, 10, true);
     calm(&b, 200);
@@ -204,8 +204,8 @@ static Config config_of(OnNan on_nan, int64_t limit) {
     return c;
 }
 
-// Runs `applied` good steps, then n steps with a NaN loss. Returns the NaN step that ends the run,
-// or 0.
+// Runs `applied` good steps, then n steps with a NaN loss. Returns the index of the NaN step that
+// ends the run, or 0.
 static int ends_at(const Config *c, int applied, int n, AnomalyGuard *guard, Error *err) {
     Bench b = bench_of(10, 10, false);
     Log *log = log_open(c, 1, false, NULL, err);

@@ -1,13 +1,12 @@
-// Stream ordering. CPU ranks cannot reveal ordering bugs, because all their streams run on the
-// calling thread. Here device, collectives and kernels are replaced at link time by functions that
-// record which memory they read and write on which stream; streams, events and the host have vector
-// clocks. llmc/state/zero.c runs steps in several shapes, driven as by train_gpt.c. Tested are: two
-// uses of the same memory, at least one of them a write, are always ordered by events; removing any
-// single wait, except those implied by others, is detected as a race; and operations that should
-// overlap are not ordered.
+// Stream ordering. CPU ranks cannot reveal missing synchronization, because all their streams run
+// on the calling thread. Here device, collectives and kernels are replaced at link time by
+// functions that record the memory that they read and write on each stream (recording.h).
+// llmc/state/zero.c runs steps like train_gpt.c, in several shapes. The tests check that:
+//   - events order any two uses of the same memory of which at least one is a write
+//   - omitting any single wait is detected as a race, unless other waits imply it
+//   - operations that should overlap are not ordered
 //
-// Only one rank is simulated. Other ranks affect it only through collectives, which write its
-// receive buffers when they run on its own streams.
+// One rank is simulated. Collectives write its receive buffers when they run on its streams.
 #include <mpi.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,7 +25,7 @@
 
 enum { UNITS = 5, PER_UNIT = 2, TENSORS = UNITS * PER_UNIT, STEPS = 6, SAVES = 3 };
 
-// Flags that define a shape, apart from its size.
+// Features of a shape.
 enum {
     QUANTIZED = 1,
     NO_OVERLAP = 2,
@@ -38,7 +37,7 @@ enum {
     FEEDBACK = 128,
     LOSSLESS = 256,
     LOCAL = 512,
-    ENDS = 1024,  // a resumed run that ends with its sixth step
+    ENDS = 1024,  // a resumed run that ends at its sixth step
     TLQ = 2048,   // gradients quantized, weights not
     REPLICATED = 4096
 };
@@ -122,7 +121,7 @@ static void parse_flags(Recording *r) {
                    {LOCAL, {"--local-steps", "2"}},
                    {LOCAL, {"--local-steps-delay", "1"}},
                    {LOCAL, {"--train-iters", "5"}},  // the run ends at this step
-                   // Only the first bucket's sync slot is in the step before.
+                   // Only the first bucket's sync slot is in the step before the last one.
                    {ENDS, {"--local-steps", "20"}},
                    {ENDS, {"--train-iters", "21"}},
                    {LOSSLESS, {"--quantized-weights", "--weight-quantization-method", "lossless"}},
@@ -184,7 +183,7 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
         copy_to_device(r->compute, zero_weight(r->zero, i), NULL, bytes);
         zero_keep_weights(r->zero, i);
     }
-    // No step status is read here. Payloads count as valid if there are any.
+    // The step status has no value here, so payloads are declared valid.
     r->zero->weights.messages_valid = r->zero->weights.message != NULL;
     zero_init_master_weights(r->zero);
 }
@@ -200,7 +199,7 @@ static void close_recording(Recording *r) {
     config_free(&r->config);
 }
 
-// Handles the tensors of a unit as train_gpt.c does.
+// Reads and writes the tensors of a unit, like train_gpt.c.
 static void layer(Recording *r, int unit, const char *name, bool backward) {
     begin_on(r->compute, name);
     for (int i = PER_UNIT * unit; i < PER_UNIT * (unit + 1); i++) {
@@ -234,7 +233,7 @@ static void read_status(Recording *r, int which) {
     use(&r->device, READ, &r->zero->optimizer.landed[(r->zero->base.step - which) % 2], sizeof(StepStatus));
 }
 
-// Starts a background checkpoint; its copies are awaited a step later.
+// Starts a background checkpoint. The host waits for its copies one step later.
 static int stage(Recording *r) {
     ZeroSlices slices = zero_slices(r->zero, true);
     size_t at = 0;
@@ -257,7 +256,7 @@ static void run_steps_of(Recording *r, int micro_batches) {
     for (int step = 1; step <= STEPS; step++) {
         zero_step_begins(zero, earlier + step);
         if (micro_batches == 2) micro_batch(r, false);
-        if (step < STEPS) zero_copy_staged(zero);  // else the update starts the requested copies
+        if (step < STEPS) zero_copy_staged(zero);  // otherwise the update starts the copies
         micro_batch(r, true);
         zero_update(zero, 1e-3, 1e-3, 0.1);
         if (step > 1) read_status(r, 1);
@@ -267,14 +266,13 @@ static void run_steps_of(Recording *r, int micro_batches) {
             use(&r->device, READ, zero->slices.staging, staged);
             staged = 0;
         }
-        // Hashes the outer weights right after an update, as replicas.c does to compare replica
-        // groups.
+        // Hashes the outer weights directly after an update, like replicas.c.
         if (step == 3 && zero->outer.stream) {
             outer_finish(&zero->base, &zero->outer, &zero->optimizer);
             outer_hash(&zero->base, &zero->outer, zero->hash);
         }
-        // Background copies start at the end of steps 2 and 4. Step 4 also runs every operation
-        // that reads the weights or waits.
+        // Background copies start at the end of steps 2 and 4. Step 4 also runs all operations that
+        // read weights or wait.
         if (step == 2 || step == 4) staged = stage(r);
         if (step == 4) {
             zero_params_norm(zero, alone);
@@ -444,21 +442,21 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
     }
 }
 
-// Returns true if other waits imply this one, so that omitting it must not be detected.
+// Returns true if other waits imply this one, so omitting it is not a race.
 static bool implied(const char *stream, const char *event, unsigned how) {
-    // The middle lane waits for the shard directly, for the timer. If the hops already imply this
-    // order, or if an update sends nothing, the shard's own event and this one imply each other.
-    // The gradients of the first layers are complete after the loss.
+    // The stream of sums waits for the shard directly because of its timer. If the hops already
+    // imply this order, or if an update sends nothing, this wait and the wait for the shard's event
+    // imply each other.
     bool shard = !strcmp(event, "joint") || !strcmp(event, "updated");
     // In a save with residuals, the host waits for the compute stream, which has waited for all
-    // earlier work. Waits for the exchanges of later buckets imply the wait for the first one.
+    // earlier work. The waits for outer syncs of later buckets imply the wait for the first one.
     bool saved = !strcmp(event, "done") ? !strcmp(stream, "sums and update")
                                         : !strcmp(event, "joint") && !strcmp(stream, "checkpoint copies");
     return (!strcmp(stream, "requantization") && shard) || !strcmp(event, "computed") ||
            ((how & FEEDBACK) && saved) || !strcmp(event, "first exchanged");
 }
 
-// Omits one wait after another; each omission must be detected.
+// Omits each wait once and checks that a race is detected.
 static void every_wait_is_needed(void **state) {
     int tried = 0, surprises = 0;
     for (int i = 0; i < SHAPES; i++) {
@@ -493,11 +491,11 @@ static void every_wait_is_needed(void **state) {
         close_recording(&whole);
     }
     assert_int_equal(surprises, 0);
-    print_message("%d waits taken out\n", tried);
+    print_message("%d waits omitted\n", tried);
     assert_true(tried > 100);
 }
 
-// Returns the n-th operation with this name, in the order in which the host started them.
+// Returns the n-th operation with this name that the host has started.
 static const Op *find(const Recording *r, const char *name, int n) {
     for (int i = 0; i < r->device.op_count; i++) {
         if (!strcmp(r->device.ops[i].name, name) && n-- == 0) return &r->device.ops[i];
@@ -512,9 +510,9 @@ static void overlaps(const Recording *r, const char *first, int i, const char *s
     if (before(a, b) || before(b, a)) fail_msg("%s %d and %s %d cannot overlap", first, i, second, j);
 }
 
-// Chunk k + 1 is quantized while chunk k is exchanged inside the node and chunk k - 1 between
-// nodes, including across buckets, while backward continues. The same holds if gradients are in two
-// slots.
+// Chunk k + 1 is quantized while chunk k is sent inside the node and chunk k - 1 between nodes,
+// even if the chunks belong to different buckets, and backward continues. This also holds if
+// gradients use two slots.
 static void stages_overlap_in(unsigned how, int micro_batches) {
     Shape shape = {2, 2, 3, QUANTIZED | how};
     Recording r;
@@ -545,14 +543,14 @@ static void stages_overlap(void **state) {
     stages_overlap_in(SHARD_GRADS, 1);
 }
 
-// The weights of the next layer are gathered while a layer computes, forward and backward.
+// In forward and backward, the next layer's weights are gathered while a layer computes.
 static void gathers_overlap_layers(void **state) {
     static const unsigned how[] = {0, OVER_ALL, OVER_ALL | SECOND};
     for (int i = 0; i < 3; i++) {
         Recording r;
         open_recording(&r, (Shape){2, 2, 3, QUANTIZED | SHARD_WEIGHTS | how[i]}, -1, -1);
         run_steps(&r);
-        // Each gather inside the node is followed by a gather of checksums.
+        // A gather of checksums follows each gather inside the node.
         int per_gather = how[i] & OVER_ALL ? 1 : 2, backward = how[i] == OVER_ALL ? 1 : 2;
         for (int u = 1; u + 1 < UNITS; u++) {
             overlaps(&r, "forward", u, "gather of weights in the node", per_gather * u);
@@ -566,8 +564,8 @@ static void gathers_overlap_layers(void **state) {
     }
 }
 
-// AdamW does not wait for the host to read the step status, and neither does the next interval,
-// because compute has waited for the status at the end of the step.
+// The host reads the step status while AdamW runs. The next step does not wait for this, because
+// the compute stream has waited for the status at the end of the step.
 static void status_read_overlaps_the_update(void **state) {
     Recording r;
     open_recording(&r, (Shape){2, 2, 3, QUANTIZED}, -1, -1);
@@ -580,7 +578,7 @@ static void status_read_overlaps_the_update(void **state) {
     close_recording(&r);
 }
 
-// Checkpoint copies delay only the next step's update, not its layers or reductions.
+// Checkpoint copies delay only the update of the next step, not its layers or reductions.
 static void save_overlaps_the_next_step(void **state) {
     for (int i = 0; i < SHAPES; i++) {
         Shape shape = shapes[i];
@@ -619,15 +617,15 @@ static void save_overlaps_the_next_step(void **state) {
     }
 }
 
-// With offload, gradients are copied to the host during backward and the next reductions. AdamW of
-// a bucket overlaps with upload and gather of the previous bucket, and with the next forward.
+// With offload, gradients are copied to the host during backward and later reductions. AdamW of a
+// bucket overlaps with upload and gather of the bucket before it, and with the next forward.
 static void host_work_overlaps(void **state) {
     Shape shape = {2, 2, 1, QUANTIZED | OFFLOAD};
     Recording r;
     open_recording(&r, shape, -1, -1);
     run_steps(&r);
     for (int u = 0; u + 1 < UNITS; u++) {
-        enum { DOWN = 3 };  // copies per bucket: two ranges of gradients, one of weights
+        enum { DOWN = 3 };  // downloads per bucket: two ranges of gradients, one of weights
         overlaps(&r, "copy down", DOWN * u, "backward", UNITS + u + 1);
         overlaps(&r, "copy down", DOWN * u, "exchange between nodes", u + 1);
         overlaps(&r, "copy down", DOWN * u, "final sum", u + 1);
@@ -638,7 +636,7 @@ static void host_work_overlaps(void **state) {
     close_recording(&r);
 }
 
-// With one stream everything runs in the order in which the host started it.
+// With --no-overlap all operations run in the order in which the host started them.
 static void no_overlap_is_serial(void **state) {
     Shape shape = {2, 2, 3, QUANTIZED | NO_OVERLAP};
     Recording r;

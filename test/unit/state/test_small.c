@@ -1,4 +1,5 @@
-// Small host modules: counter-based uniforms, memory plan, error lines, integer helpers.
+// Small host modules: counter-based uniform random numbers, memory plan, error lines, integer
+// helpers.
 #include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
@@ -36,7 +37,7 @@ static void memory_plan_matches_allocation(void **state) {
     memory_plan_reserve(&memory_plan, "one", "first", 1000, &a);
     memory_plan_reserve(&memory_plan, "two", "second", 24, &b);
     memory_plan_reserve(&memory_plan, "two", "nothing", 0, &none);
-    memory_plan_reserve_host(&memory_plan, "host", "copy", 77, &host);  // is allocated, but elsewhere
+    memory_plan_reserve_host(&memory_plan, "host", "copy", 77, &host);  // allocated separately
     assert_int_equal(memory_plan_total(&memory_plan), 1024);
     assert_null(none);
     assert_true(memory_plan_allocate(&memory_plan, device, 1, &err));
@@ -58,7 +59,7 @@ static void memory_plan_matches_allocation(void **state) {
     device_close(device);
 }
 
-// Captures what error_print writes.
+// Captures the output of error_print.
 static void printed_error(const Site *site, const char *what, char *text, size_t bytes) {
     FILE *file = tmpfile();
     fflush(stderr);
@@ -83,7 +84,7 @@ static void errors_stay_on_one_line(void **state) {
     site.gpu = -1;
     printed_error(&site, "it broke", text, sizeof text);
     assert_string_equal(text, "error: rank 3 (node 1) iteration 1841 reduce gradients: it broke\n");
-    // A name from a damaged file that contains a newline with a fake error line, and a terminal
+    // A name from a damaged file may contain a newline with a fake error line, and a terminal
     // escape.
     printed_error(NULL, "tensor 'a\nerror: \033[2J\177\xC3\xA9'", text, sizeof text);
     assert_string_equal(text, "error: tensor 'a?error: ?[2J?\xC3\xA9'\n");
@@ -94,7 +95,7 @@ static void errors_stay_on_one_line(void **state) {
                      strlen("error: ") + sizeof((Error *)0)->what);  // truncated, ends in a newline
 }
 
-// If stdout and stderr are the same file, buffered output precedes the error.
+// If stdout and stderr are the same file, buffered output is written before the error.
 static void errors_follow_the_log(void **state) {
     enum { LINES = 300 };
     FILE *file = tmpfile();
@@ -120,7 +121,7 @@ static void errors_follow_the_log(void **state) {
     assert_string_equal(last, "error: it broke; mend it\n");
 }
 
-// A full pipe must not block an error: it may come from the watchdog that ends the job.
+// A full pipe must not block error_print, because the watchdog may call it to end the job.
 static void errors_do_not_block_on_full_pipes(void **state) {
     int ends[2], out;
     char block[4096], text[200];
@@ -135,7 +136,7 @@ static void errors_do_not_block_on_full_pipes(void **state) {
     fputs("unread", stdout);
     printed_error(NULL, "it broke; mend it", text, sizeof text);
     assert_string_equal(text, "error: it broke; mend it\n");
-    dup2(out, STDOUT_FILENO);  // tells the parent on the original stdout
+    dup2(out, STDOUT_FILENO);  // restores stdout for the test's report
     close(out);
     close(ends[0]);
     close(ends[1]);
@@ -174,7 +175,7 @@ static void ends_by_instructions_on_threads(bool unused) {
     for (int i = 0; i < THREADS; i++) pthread_join(thread[i], NULL);
 }
 
-// Runs `ends` in a child process. Returns its exit code and what it wrote to stderr.
+// Runs `ends` in a child process. Returns its exit code and its stderr.
 static int end_child(void (*ends)(bool on_a_thread), bool on_a_thread, char *text, size_t bytes) {
     FILE *file = tmpfile();
     assert_non_null(file);
@@ -193,7 +194,7 @@ static int end_child(void (*ends)(bool on_a_thread), bool on_a_thread, char *tex
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// Only the main thread runs exit handlers, including MPI's.
+// Only the main thread runs exit handlers. MPI has one.
 static void only_the_main_thread_runs_exit(void **state) {
     char text[2048];
     assert_int_equal(end_child(ends_out_of_memory, false, text, sizeof text), EXIT_ENVIRONMENT);
@@ -205,7 +206,7 @@ static void only_the_main_thread_runs_exit(void **state) {
     assert_null(strstr(text, "exit()"));
 }
 
-// Kernels run on all threads, so several may hit an illegal instruction at once.
+// Kernels run on all threads, so several may execute an illegal instruction at the same time.
 static void illegal_instruction_is_reported_once(void **state) {
     for (int i = 0; i < 40; i++) {
         char text[2048];
@@ -225,7 +226,8 @@ static void integer_helpers(void **state) {
     assert_int_equal(ceil_div64(9, 4), 3);
 }
 
-// Only polled time counts toward a limit. A long gap between polls means that the job was stopped.
+// Only time between frequent polls counts toward a limit. A long gap between polls means that the
+// job was stopped.
 static void pauses_do_not_count_toward_limits(void **state) {
     double now = monotonic_seconds();
     Deadline polled = {now - 1.0, now - 1.5}, paused = {now - 50.0, now - 100.0}, ahead = deadline_in(1000.0);
@@ -246,7 +248,7 @@ static void exposed_time_is_the_minimum_over_ranks(void **state) {
     assert_true(e.gradients_ms == 5 && e.weights_ms == 1 && e.most_ms == 6);
 }
 
-// Names every linked library whose version affects what is read or written.
+// The version text names every linked library that affects input or output.
 static void libraries_are_named(void **state) {
     char text[512];
     version_libraries(text, sizeof text);

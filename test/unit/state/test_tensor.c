@@ -1,5 +1,5 @@
-// Parameter tables of ranks in larger layouts: pipeline stages and shards of split tensors are
-// numbered as in the whole model.
+// Parameter tables of ranks under tensor and pipeline parallelism: stages and parts of split
+// tensors have the logical positions of the unsplit model.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -42,9 +42,9 @@ static Mesh place(int rank, int tp_size, int pp_size) {
     return mesh;
 }
 
-// The concatenated tables of all stages equal the table of the whole model: names, first weights,
-// logical positions. The last stage starts with a copy of the tied embedding, which it does not
-// count.
+// The concatenated tables of all stages equal the table of the unsplit model in names, initial
+// weights and logical positions. The last stage starts with a copy of the tied embedding, which it
+// does not count.
 static void stages_add_up_to_the_model(void **state) {
     Config config;
     configure(&config, 6);
@@ -85,7 +85,7 @@ static void stages_add_up_to_the_model(void **state) {
     config_free(&config);
 }
 
-// Every element of the model is counted by exactly one rank, and shards have the same shapes as in
+// Exactly one rank counts each element of the model, and parts have the same shapes as in
 // Megatron-LM.
 static void shards_add_up_to_the_model(void **state) {
     Config config;
@@ -117,8 +117,8 @@ static void shards_add_up_to_the_model(void **state) {
     config_free(&config);
 }
 
-// Each shard of a split tensor has its own logical positions, starting at a multiple of 32; the
-// next tensor is numbered after all shards. Replicated tensors have the same numbers on all ranks.
+// The parts of a split tensor have different logical positions, each starting at a multiple of 32.
+// The next tensor follows all parts. Replicated tensors have the same positions on all ranks.
 static void shards_have_distinct_numbers(void **state) {
     for (int split = 0; split < 2; split++) {
         for (int rank = 0; rank < 4; rank++) {
