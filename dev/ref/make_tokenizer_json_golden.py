@@ -105,7 +105,7 @@ def llama3():
     state = json.loads(tokenizer.to_str())
     vocab = state["model"]["vocab"]
     state["model"]["ignore_merges"] = True
-    # Add two words that no merges produce, so that they match only as a whole. Later ids shift by 2.
+    # Add two words that no merges produce: they match only as a whole. Later ids shift by 2.
     for token in state["added_tokens"]:
         token["id"] += 2
     vocab["\u0120world"] = len(vocab)

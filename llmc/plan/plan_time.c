@@ -280,7 +280,7 @@ static void print_choice(const Config *config, const Row *row, double room, FILE
     if (best < 0) return;
     Config c = preset_config(config, &presets[best]);
     bool direct = presets[best].weight_bits > 0 && c.weight_quantization_method == WEIGHT_DIRECT;
-    fprintf(out, "  take PRESET=%s: %s%s\n", presets[best].name, presets[best].flags,
+    fprintf(out, "  use PRESET=%s: %s%s\n", presets[best].name, presets[best].flags,
             direct ? " --weight-quantization-method direct" : "");
     fprintf(out, "    %s; %.1f times as fast as the baseline\n", presets[best].reason,
             row[0].ms / row[best].ms);

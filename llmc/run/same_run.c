@@ -38,9 +38,9 @@ bool same_flags(const Config *config, Peers world, Error *err) {
          *first_arguments = text_of_first(arguments, world);
     bool ok = true;
     if (strcmp(program, first_program) != 0) {
-        ok = system_error(err,
-                          "this is sdp4bit.c %s, but rank 0's is %s; install the same build on all machines",
-                          program, first_program);
+        ok = system_error(
+            err, "this rank runs sdp4bit.c %s, but rank 0 runs %s; install the same build on all machines",
+            program, first_program);
     } else {
         ok = config_same(arguments, first_arguments, err);
     }

@@ -368,7 +368,7 @@ takes() { # PRESET FLAGS...
     "$BUILD/train_gpt_cpu" @configs/gpt_125m.args --plan --plan-world-size 16 --gpus-per-node 8 "${@:2}" \
         >"$work/out" 2>"$work/err" </dev/null || { say "--plan failed"; return 1; }
     why=$(sed -n '/^step time/,$p' "$work/out")
-    grep -q "^  take PRESET=$1: " "$work/out" && [[ $why == *"this run"* ]]
+    grep -q "^  use PRESET=$1: " "$work/out" && [[ $why == *"this run"* ]]
 }
 check "--plan-network: local steps for a slow network" takes local --plan-network 1
 check "--plan-network: no quantization for a fast network" takes baseline --plan-network 100000
@@ -449,7 +449,7 @@ preset_must_fit() { # local steps on nodes of one GPU need 92 GiB, but an H100 h
         --micro-batch-size 4 --plan-network 1 --plan-gpu "$1" >"$work/out" 2>"$work/err" </dev/null ||
         { say "--plan failed"; return 1; }
     why=$(sed -n '/^  take/,/^  this run/p' "$work/out")
-    grep -q "^  take PRESET=$2: " "$work/out" &&
+    grep -q "^  use PRESET=$2: " "$work/out" &&
         [ "$(grep -c "^    not local, which needs 9[0-9.]* of the GPU's 7" "$work/out")" = "$3" ]
 }
 check "--plan-network: a preset that does not fit is not recommended" preset_must_fit H100 eden-lossless 1
@@ -510,7 +510,7 @@ strategies_compared() { # with two micro-batches, optim_grads reduces gradients 
     # command for the eden preset includes the additional flag that it needs.
     takes eden --plan-network 10 --data-parallel-sharding-strategy optim_grads_params \
         --shard-params-over world && grep -q "^  local  *incompatible with this run's flags" "$work/out" &&
-        grep -q "^  take PRESET=eden: @configs/eden.args --weight-quantization-method direct$" "$work/out"
+        grep -q "^  use PRESET=eden: @configs/eden.args --weight-quantization-method direct$" "$work/out"
 }
 check "--plan-network: strategies compared" strategies_compared
 # Two stages, each on its own node with 10 Gb/s for four ranks. Per rank and direction:

@@ -50,7 +50,7 @@ other_build() {
     of_two "$trainer" "$work/old_build" "${common[@]}" --data-path "$data"
     local rc=$?
     [ $rc -eq 3 ] && [ "$(grep -c '^error: ' "$work/err")" -eq 1 ] &&
-        grep -q "^error: rank 2 .*commit $other.*, but rank 0's is .*$commit" "$work/err" ||
+        grep -q "^error: rank 2 .*commit $other.*, but rank 0 runs .*$commit" "$work/err" ||
         say "exit code $rc"
 }
 if "$trainer" --version |
