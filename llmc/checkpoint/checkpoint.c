@@ -266,9 +266,7 @@ static bool publish(const CheckpointSave *save, Names *n, const char *manifest, 
 // Gathers the manifest entries of all ranks on rank 0, joined by ",\n" (malloc'ed). NULL on other
 // ranks.
 static char *gather_entries(Peers peers, const char *entry, size_t entry_bytes, size_t *bytes) {
-    int rank, ranks, mine = (int)entry_bytes;
-    MPI_Comm_rank(peers.comm, &rank);
-    MPI_Comm_size(peers.comm, &ranks);
+    int rank = peers_rank(peers), ranks = peers_size(peers), mine = (int)entry_bytes;
     int *lengths = xcalloc((size_t)ranks, sizeof(int), "manifest entries");
     int *starts = rank == 0 ? xcalloc((size_t)ranks, sizeof(int), "manifest entries") : NULL;
     char *all = NULL;

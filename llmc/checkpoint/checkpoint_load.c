@@ -177,10 +177,9 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
 
 // Rank 0 reads the file and broadcasts its text (malloc'ed). Returns NULL on all ranks on failure.
 static char *share_file(const char *path, uint64_t *bytes, Peers peers, Error *err) {
-    int rank;
+    int rank = peers_rank(peers);
     char *text = NULL;
     *bytes = 0;
-    MPI_Comm_rank(peers.comm, &rank);
     if (rank == 0) text = durable_read_file(path, MANIFEST_MAX_BYTES, bytes, err);
     if (!peers_agree(peers, rank != 0 || text, err, NULL)) return NULL;
     peers_broadcast(peers, bytes, sizeof *bytes, 0);
@@ -221,9 +220,7 @@ static bool check_file(const Checkpoint *c, int file, PeersWork *work, Error *er
 
 // Checks the files in turn: rank r checks files r, r + ranks, ...
 static bool check_files(const Checkpoint *c, Peers peers, Error *err) {
-    int rank, ranks;
-    MPI_Comm_rank(peers.comm, &rank);
-    MPI_Comm_size(peers.comm, &ranks);
+    int rank = peers_rank(peers), ranks = peers_size(peers);
     bool ok = true;
     PeersWork work = peers_work(peers);
     for (int file = rank; ok && file < c->manifest.file_count; file += ranks)
@@ -299,9 +296,8 @@ static Earlier find_earlier(const char *directory, int64_t requested, int64_t it
 // iteration. *fault: why the requested one is unusable. damage: as in Earlier.
 static Checkpoint *open_intact(const char *directory, int64_t *iteration, Peers peers, char damage[200],
                                Error *fault) {
-    int rank;
+    int rank = peers_rank(peers);
     Earlier earlier = {*iteration, ""};
-    MPI_Comm_rank(peers.comm, &rank);
     Checkpoint *c = open_exact(directory, *iteration, peers, fault);
     while (!c) {
         if (rank == 0) earlier = find_earlier(directory, *iteration, earlier.iteration);

@@ -78,8 +78,7 @@ bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
     // bytes: size of the whole checkpoint, because all ranks share one file system.
     uint64_t bytes = zero_checkpoint_bytes(saver->zero, saver->whole, saver->whole_count, optimizer);
     uint64_t own = zero_own_checkpoint_bytes(saver->zero, optimizer);
-    int rank;
-    MPI_Comm_rank(saver->peers.comm, &rank);
+    int rank = peers_rank(saver->peers);
     bool ok = rank != 0 ||
               (save_folder_names_free(c->save, err) && replaces_no_others(saver, iteration, err) &&
                save_folder_has_room(c->save, bytes, err));
@@ -169,8 +168,7 @@ static CheckpointJob *begin(const Saver *saver, const RunState *state, Error *er
 bool saver_save(Saver *saver, const RunState *state, Error *err) {
     const Config *c = saver->config;
     uint64_t staging_bytes;
-    int rank;
-    MPI_Comm_rank(saver->peers.comm, &rank);
+    int rank = peers_rank(saver->peers);
     if (!saver_advance(saver, true, err)) return false;
     bool ok = rank != 0 || holds_folder(saver, state->iteration, err);
     if (!peers_agree(saver->peers, ok, err, NULL)) return false;

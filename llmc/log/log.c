@@ -456,8 +456,7 @@ static void print_timers(Log *log, const TimerTable *t, const TimerStats *stats,
 }
 
 static void collect_and_print(Log *log, Timers *timers, const TimerTable *t, Peers peers, TimerStats *stats) {
-    int world = 1;
-    MPI_Comm_size(peers.comm, &world);
+    int world = peers_size(peers);
     double *rank_ms = xmalloc((size_t)t->count * (size_t)world * sizeof *rank_ms, "timer values");
     timers_collect(timers, t->first, t->count, t->divisor, peers, stats, rank_ms);
     if (log->active) print_timers(log, t, stats, world);

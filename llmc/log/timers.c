@@ -168,8 +168,7 @@ static TimerStats combine(const double *ms, int stride, int world) {
 void timers_collect(Timers *timers, Timer first, int count, double divisor, Peers peers, TimerStats *stats,
                     double *rank_ms) {
     assert(timers && stats && count > 0 && (int)first + count <= TIMERS && divisor > 0);
-    int world = 1;
-    MPI_Comm_size(peers.comm, &world);
+    int world = peers_size(peers);
     size_t row = (size_t)count * sizeof(double);
     double *mine = xmalloc(row, "timer values");
     double *gathered = xmalloc((size_t)world * row, "timer values");  // (world, count)
@@ -201,8 +200,7 @@ Exposed timers_exposed_of(const double *ms, int world) {
 Exposed timers_take_exposed(Timers *timers, double steps, Peers peers) {
     assert(steps > 0);
     TimerStats stats[2];
-    int world = 1;
-    MPI_Comm_size(peers.comm, &world);
+    int world = peers_size(peers);
     double *ms = xmalloc(2 * (size_t)world * sizeof *ms, "times that ranks waited");  // (2, world)
     timers_collect(timers, TIMER_EXPOSED_GRADIENTS, 2, steps, peers, stats, ms);
     Exposed e = timers_exposed_of(ms, world);

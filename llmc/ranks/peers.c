@@ -73,11 +73,21 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
           " job from the latest checkpoint");
 }
 
-bool peers_agree(Peers peers, bool ok, Error *err, int *who) {
-    int rank, size;
-    Error shared = {0};
+int peers_rank(Peers peers) {
+    int rank;
     MPI_Comm_rank(peers.comm, &rank);
+    return rank;
+}
+
+int peers_size(Peers peers) {
+    int size;
     MPI_Comm_size(peers.comm, &size);
+    return size;
+}
+
+bool peers_agree(Peers peers, bool ok, Error *err, int *who) {
+    int rank = peers_rank(peers), size = peers_size(peers);
+    Error shared = {0};
     int first = ok ? size : rank;
     peers_all_reduce(peers, &first, 1, MPI_INT, MPI_MIN);
     if (who) *who = first;

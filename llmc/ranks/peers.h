@@ -17,6 +17,9 @@ typedef struct Peers {
     const Site *site;  // place named in messages, with the heartbeat; may be NULL
 } Peers;
 
+int peers_rank(Peers peers);
+int peers_size(Peers peers);
+
 // Each collective ends the job (EXIT_COMMUNICATION) if MPI fails, or if a rank does not arrive
 // within the limit. The message names the late rank if it is on this host. With node-failure
 // recovery (node_failure.h) the other nodes save first, and the wait may take longer.

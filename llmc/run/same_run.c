@@ -14,18 +14,12 @@
 #include "llmc/checkpoint/save_folder.h"
 #include "llmc/base/version.h"
 
-static int rank_of(Peers world) {
-    int rank;
-    MPI_Comm_rank(world.comm, &rank);
-    return rank;
-}
-
 // Returns rank 0's text on every rank. The caller frees it.
 static char *text_of_first(const char *own, Peers world) {
     int64_t bytes = (int64_t)strlen(own) + 1;
     peers_broadcast(world, &bytes, sizeof bytes, 0);
     char *text = xcalloc(1, (size_t)bytes, "rank 0's flags");
-    if (rank_of(world) == 0) memcpy(text, own, (size_t)bytes);
+    if (peers_rank(world) == 0) memcpy(text, own, (size_t)bytes);
     peers_broadcast(world, text, (size_t)bytes, 0);
     return text;
 }
@@ -57,7 +51,7 @@ bool same_data(const Loader *loader, Peers world, Error *err) {
     int64_t first_count = count;
     peers_broadcast(world, &first_count, sizeof first_count, 0);
     uint64_t *first = xcalloc((size_t)first_count + 1, sizeof *first, "rank 0 data");
-    if (rank_of(world) == 0) memcpy(first, own, (size_t)count * sizeof *own);
+    if (peers_rank(world) == 0) memcpy(first, own, (size_t)count * sizeof *own);
     peers_broadcast(world, first, (size_t)first_count * sizeof *first, 0);
     bool ok = count == first_count;
     if (!ok)
@@ -87,7 +81,7 @@ bool same_save_folder(const char *directory, Peers world, Error *err) {
     snprintf(name, sizeof name, ".iter_%lld%09ld%d.tmp", (long long)now.tv_sec, now.tv_nsec, (int)getpid());
     peers_broadcast(world, name, sizeof name, 0);
     char *marker = text_format("%s/%s", directory, name);
-    if (rank_of(world) == 0) {
+    if (peers_rank(world) == 0) {
         int fd = open(marker, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
         if (fd >= 0) made = close(fd) == 0;
     }
@@ -98,7 +92,7 @@ bool same_save_folder(const char *directory, Peers world, Error *err) {
         seen = access(marker, F_OK) == 0;
     }
     bool all = peers_agree(world, seen, NULL, NULL);
-    if (rank_of(world) == 0 && made) unlink(marker);
+    if (peers_rank(world) == 0 && made) unlink(marker);
     free(marker);
     return all || seen ||
            ckpt_error(err,
