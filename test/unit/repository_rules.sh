@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Checks rules of CONTRIBUTING.md: preprocessor conditionals, formatting, length of files, functions
-# and
-# lines, machine-specific paths, shellcheck, and files and flags in documents. layers.sh checks layers,
-# language.sh wording. Prints "ok NAME", "not ok NAME" and "skip NAME: reason" lines.
+# and lines, machine-specific paths, shellcheck, and files and flags in documents. layers.sh checks
+# layers, language.sh wording. Prints "ok NAME", "not ok NAME" and "skip NAME: reason" lines.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 failures=0

@@ -444,9 +444,10 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
 
 // Returns true if other waits imply this one, so omitting it is not a race.
 static bool implied(const char *stream, const char *event, unsigned how) {
-    // The stream of sums waits for the shard directly because of its timer. If the hops already
-    // imply this order, or if an update sends nothing, this wait and the wait for the shard's event
-    // imply each other.
+    // The requantization stream waits for the shard directly, because it has a timer. If the hops
+    // already imply this order, or if an update sends nothing, this wait and the wait for the
+    // shard's event imply each other. The gradients that "computed" announces are complete after
+    // the loss.
     bool shard = !strcmp(event, "joint") || !strcmp(event, "updated");
     // In a save with residuals, the host waits for the compute stream, which has waited for all
     // earlier work. The waits for outer syncs of later buckets imply the wait for the first one.
