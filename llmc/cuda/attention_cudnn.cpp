@@ -335,37 +335,16 @@ void check(Stream *stream, const Attention *a, bool good, const std::string &mes
           describe(a).c_str(), what, message.c_str());
 }
 
-void *address(const void *base, int64_t element, size_t size) {
-    return const_cast<uint8_t *>(static_cast<const uint8_t *>(base)) + element * (int64_t)size;
-}
-
-// Returns the tensors of the slice at `at`. Forward has no gradients.
-std::unordered_map<int64_t, void *> tensors_of(const Attention *a, SliceStart at, bool backward) {
-    std::unordered_map<int64_t, void *> pack = {{Q, address(a->qkv, at.q, sizeof(floatX))},
-                                                {K, address(a->qkv, at.k, sizeof(floatX))},
-                                                {V, address(a->qkv, at.v, sizeof(floatX))},
-                                                {O, address(a->out, at.out, sizeof(floatX))},
-                                                {STATS, address(a->saved, at.stats, sizeof(float))}};
-    if (!backward) return pack;
-    pack[DO] = address(a->dout, at.out, sizeof(floatX));
-    pack[DQ] = address(a->dqkv, at.q, sizeof(floatX));
-    pack[DK] = address(a->dqkv, at.k, sizeof(floatX));
-    pack[DV] = address(a->dqkv, at.v, sizeof(floatX));
-    return pack;
-}
-
-// Runs forward or backward on every slice. Returns false if cuDNN has no plan for these sizes.
-bool execute_slices(Stream *stream, const Attention *a, bool backward) {
-    State *state = nullptr;
-    Plan *plan = find_plan(stream, &state, a);
-    if (!plan) return false;
-    const graph::Graph &g = backward ? plan->backward : plan->forward;
+// Runs a graph on every slice. pointers(start) returns the tensors of the slice at `start`.
+template <class Pointers>
+void execute_slices(Stream *stream, State *state, const Plan *plan, const graph::Graph &g, const Attention *a,
+                    const char *what, Pointers pointers) {
     cudnnStatus_t status = cudnnSetStream(state->handle, stream_handle(stream));
     check(stream, a, status == CUDNN_STATUS_SUCCESS, cudnnGetErrorString(status), "choosing the stream");
     int slices = a->B / plan->slice.samples * (a->NH / plan->slice.heads);
     int64_t *seed = static_cast<int64_t *>(a->workspace);
     for (int i = 0; i < slices; i++) {
-        std::unordered_map<int64_t, void *> pack = tensors_of(a, slice_start(a, plan->slice, i), backward);
+        std::unordered_map<int64_t, void *> pack = pointers(slice_start(a, plan->slice, i));
         if (a->dropout.p > 0.0f) {
             attention_store_seed(stream, seed, dropout_seed(a, i), 0);
             pack[SEED] = seed;
@@ -373,9 +352,12 @@ bool execute_slices(Stream *stream, const Attention *a, bool backward) {
         }
         fe::error_t result = g.execute(state->handle, pack,
                                        static_cast<uint8_t *>(a->workspace) + SEED_BYTES);
-        check(stream, a, result.is_good(), result.get_message(), backward ? "backward" : "forward");
+        check(stream, a, result.is_good(), result.get_message(), what);
     }
-    return true;
+}
+
+void *address(const void *base, int64_t element, size_t size) {
+    return const_cast<uint8_t *>(static_cast<const uint8_t *>(base)) + element * (int64_t)size;
 }
 
 }  // namespace
@@ -390,6 +372,34 @@ size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD, int groups)
     return SEED_BYTES + std::max({default_bytes(B, NH, T, HD), one_group, one_sample, each_head});
 }
 
-bool attention_cudnn_forward(Stream *stream, const Attention *a) { return execute_slices(stream, a, false); }
+bool attention_cudnn_forward(Stream *stream, const Attention *a) {
+    State *state = nullptr;
+    Plan *plan = find_plan(stream, &state, a);
+    if (!plan) return false;
+    execute_slices(stream, state, plan, plan->forward, a, "forward", [&](SliceStart at) {
+        return std::unordered_map<int64_t, void *>{{Q, address(a->qkv, at.q, sizeof(floatX))},
+                                                   {K, address(a->qkv, at.k, sizeof(floatX))},
+                                                   {V, address(a->qkv, at.v, sizeof(floatX))},
+                                                   {O, address(a->out, at.out, sizeof(floatX))},
+                                                   {STATS, address(a->saved, at.stats, sizeof(float))}};
+    });
+    return true;
+}
 
-bool attention_cudnn_backward(Stream *stream, const Attention *a) { return execute_slices(stream, a, true); }
+bool attention_cudnn_backward(Stream *stream, const Attention *a) {
+    State *state = nullptr;
+    Plan *plan = find_plan(stream, &state, a);
+    if (!plan) return false;
+    execute_slices(stream, state, plan, plan->backward, a, "backward", [&](SliceStart at) {
+        return std::unordered_map<int64_t, void *>{{Q, address(a->qkv, at.q, sizeof(floatX))},
+                                                   {K, address(a->qkv, at.k, sizeof(floatX))},
+                                                   {V, address(a->qkv, at.v, sizeof(floatX))},
+                                                   {O, address(a->out, at.out, sizeof(floatX))},
+                                                   {DO, address(a->dout, at.out, sizeof(floatX))},
+                                                   {STATS, address(a->saved, at.stats, sizeof(float))},
+                                                   {DQ, address(a->dqkv, at.q, sizeof(floatX))},
+                                                   {DK, address(a->dqkv, at.k, sizeof(floatX))},
+                                                   {DV, address(a->dqkv, at.v, sizeof(floatX))}};
+    });
+    return true;
+}
