@@ -4,7 +4,7 @@
 // In addition to master weights and moments, a rank holds the outer weights of its shard and their
 // momentum, which are equal in all replica groups. The outer steps of the buckets (their sync
 // slots) are spread over the H steps:
-//   end of step t          The pseudo-gradient of the bucket (outer weights minus master weights) is
+//   end of step t          The bucket's pseudo-gradient (outer weights minus master weights) is
 //                          averaged over the replica groups. The outer optimizer then updates the
 //                          outer weights.
 //   end of step t + delay  The master weights are set to the outer weights, or to a mix of both.
