@@ -67,6 +67,17 @@ BLAS_CFLAGS   := $(shell $(PKG_CONFIG) --cflags openblas 2>/dev/null)
 BLAS_LIBS     := $(shell $(PKG_CONFIG) --libs openblas 2>/dev/null || echo -lopenblas)
 CFLAGS        += $(CJSON_CFLAGS)
 LIBS          := -lcjson -lxxhash -lpcre2-8 -lutf8proc -lpthread -lm
+# STATIC_DEPS=1: relocatable programs. Links the static library if the system has one, else copies
+# the shared library to lib/ next to the program.
+ifeq ($(STATIC_DEPS),1)
+DEPS     := cjson xxhash pcre2-8 utf8proc
+ARCHIVED := $(foreach l,$(DEPS),$(if $(filter /%,$(shell $(MPICC) -print-file-name=lib$(l).a)),$(l)))
+COPIED   := $(filter-out $(ARCHIVED),$(DEPS))
+COPIES   := $(foreach l,$(COPIED),$(BUILD)/lib/lib$(l).so)
+LIBS     := $(ARCHIVED:%=-l:lib%.a) $(COPIES) \
+            $(if $(COPIED),-Wl$(comma)-rpath$(comma)'$$ORIGIN/lib:$$ORIGIN/../../lib') -lpthread -lm
+BLAS_LIBS := $(BLAS_LIBS:-lopenblas=-l:libopenblas.a)
+endif
 
 # Host code, linked into every program. The backend (CPU or CUDA) is selected at link time.
 MODULES  := base ranks data config log state model checkpoint plan run
@@ -99,11 +110,26 @@ STEP_BOUND  := $(BUILD)/dev/bench/step_bound
 CPU_BENCHES := $(BENCHES:%=$(BUILD)/dev/bench/%_cpu)
 FUZZ_TARGETS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/fuzz/fuzz_*.c))
 
-.PHONY: all cpu tools bench test-programs fuzz fuzz-targets help clean
+.PHONY: all cpu tools bench dist test-programs fuzz fuzz-targets help clean
 all: cpu tools
 cpu: $(BUILD)/train_gpt_cpu $(BUILD)/generate_cpu
 tools: $(TOOLS)
 bench: cpu $(CPU_BENCHES) $(STEP_BOUND)  # dev/bench/save.sh starts the trainer itself
+# A tarball of the CPU programs, scripts and documents for machines without a compiler. Its programs
+# need only the C library and Open MPI. Without a Makefile, quickstart.sh does not build.
+DIST := sdp4bit-$(VERSION)-linux-$(shell uname -m)
+DIST_FILES := README.md LICENSE CITATION.cff configs dev docs llmc scripts sdp4bit
+dist:
+	$(MAKE) STATIC_DEPS=1 BUILD=$(BUILD)/static all
+	rm -rf $(BUILD)/dist
+	mkdir -p $(BUILD)/dist/$(DIST)/build
+	tar -c --exclude=__pycache__ --exclude='scripts/test*' $(DIST_FILES) | tar -x -C $(BUILD)/dist/$(DIST)
+	for program in train_gpt_cpu generate_cpu $(notdir $(TOOLS)); do \
+	    strip -o $(BUILD)/dist/$(DIST)/build/$$program $(BUILD)/static/$$program || exit 1; done
+	! [ -d $(BUILD)/static/lib ] || { mkdir $(BUILD)/dist/$(DIST)/build/lib && \
+	    cp $(BUILD)/static/lib/*.so.* $(BUILD)/dist/$(DIST)/build/lib; }
+	tar -C $(BUILD)/dist -czf $(BUILD)/$(DIST).tar.gz --owner=0 --group=0 $(DIST)
+	@echo $(BUILD)/$(DIST).tar.gz
 test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(FAULT_SHIMS) bench all
 
 # $(call stamp,FILE,TEXT): writes the text to the file if it differs from the file's content. Runs
@@ -134,9 +160,13 @@ FORCE:
 
 $(BUILD)/obj/llmc/cpu/%.o: CFLAGS += $(BLAS_CFLAGS)
 
-$(HOST_LIB): $(HOST_OBJ)
+$(HOST_LIB): $(HOST_OBJ) | $(COPIES)
 	@rm -f $@
 	ar rcs $@ $^
+$(BUILD)/lib/lib%.so:
+	@mkdir -p $(@D)
+	file=$$(readlink -f $$($(MPICC) -print-file-name=lib$*.so)) && \
+	    cp $$file $(@D)/$$(objdump -p $$file | awk '$$1 == "SONAME" {print $$2}') && cp $$file $@
 $(CONVERT_LIB): $(CONVERT_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
@@ -395,25 +425,8 @@ GPU_LIBS    := $(GPU_SHARED) $(addprefix -Wl$(comma)-rpath$(comma),$(sort $(dir 
                -lstdc++ -ldl -lrt
 endif
 
-# STATIC_DEPS=1: static library if the system has one, else a copy of the shared library in lib/
-# next to the program.
-ifeq ($(STATIC_DEPS),1)
-DEPS        := cjson xxhash pcre2-8 utf8proc
-ARCHIVED    := $(foreach l,$(DEPS),$(if $(filter /%,$(shell $(MPICC) -print-file-name=lib$(l).a)),$(l)))
-COPIED      := $(filter-out $(ARCHIVED),$(DEPS))
-COPIES      := $(foreach l,$(COPIED),$(BUILD)/lib/lib$(l).so)
-GPU_HOST_LIBS := $(ARCHIVED:%=-l:lib%.a) $(COPIES) \
-                 $(if $(COPIED),-Wl$(comma)-rpath$(comma)'$$ORIGIN/lib:$$ORIGIN/../../lib') -lpthread -lm
-$(BUILD)/lib/lib%.so:
-	@mkdir -p $(@D)
-	file=$$(readlink -f $$($(MPICC) -print-file-name=lib$*.so)) && \
-	    cp $$file $(@D)/$$(objdump -p $$file | awk '$$1 == "SONAME" {print $$2}') && cp $$file $@
-else
-GPU_HOST_LIBS := $(LIBS)
-endif
-
 link_gpu = $(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) $(filter $(TOOL_LIB),$^) \
-           -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
+           -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(LIBS) -o $@
 
 GPU_LINKED := $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 $(BUILD)/train_gpt: $(BUILD)/obj/main.o $(BUILD)/obj/train_gpt.o $(GPU_LINKED)
@@ -453,6 +466,7 @@ endif
 help:
 	@echo "make                 CPU trainer and tools in $(BUILD)/ (make cpu, make tools: one of them)"
 	@echo "make test-programs   trainer, tools and test programs"
+	@echo "make dist            tarball of the CPU programs for machines without a compiler"
 	@echo "make gpu             the CUDA trainer $(BUILD)/train_gpt"
 	@echo "make gpu-check       compile all CUDA code without linking; make gpu-test-programs: GPU tests"
 	@echo "make bench           CPU trainer and benchmarks for CPU ranks in $(BUILD)/dev/bench/"

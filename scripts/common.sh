@@ -68,23 +68,23 @@ have_c() {
     return $status
 }
 
-# One line per requirement: purpose (run: building and running; test: the tests), name, Debian
+# One line per requirement: purpose (build, run, or test for the tests), name, Debian
 # packages, command that checks for it.
 requirements() {
     cat <<'END'
-run |C compiler|gcc libc6-dev|have_c
-run |make|make|have_command make
-run |pkg-config|pkg-config|have_command pkg-config
-run |MPI compiler|libopenmpi-dev|have_command mpicc
-run |mpirun|openmpi-bin|have_command mpirun
-run |OpenBLAS|libopenblas-dev|have_library cblas.h -lopenblas libopenblas-dev openblas
-run |cJSON|libcjson-dev|have_library cjson/cJSON.h -lcjson libcjson-dev libcjson
-run |xxHash|libxxhash-dev|have_library xxhash.h -lxxhash libxxhash-dev
-run |PCRE2|libpcre2-dev|have_library pcre2.h -lpcre2-8 libpcre2-dev
-run |utf8proc|libutf8proc-dev|have_library utf8proc.h -lutf8proc libutf8proc-dev
-run |Python 3|python3|have_command python3
-test|C++ compiler|g++|have_command g++
-test|cmocka|libcmocka-dev|have_library cmocka.h -lcmocka libcmocka-dev
+build|C compiler|gcc libc6-dev|have_c
+build|make|make|have_command make
+build|pkg-config|pkg-config|have_command pkg-config
+build|MPI compiler|libopenmpi-dev|have_command mpicc
+run  |mpirun|openmpi-bin|have_command mpirun
+build|OpenBLAS|libopenblas-dev|have_library cblas.h -lopenblas libopenblas-dev openblas
+build|cJSON|libcjson-dev|have_library cjson/cJSON.h -lcjson libcjson-dev libcjson
+build|xxHash|libxxhash-dev|have_library xxhash.h -lxxhash libxxhash-dev
+build|PCRE2|libpcre2-dev|have_library pcre2.h -lpcre2-8 libpcre2-dev
+build|utf8proc|libutf8proc-dev|have_library utf8proc.h -lutf8proc libutf8proc-dev
+run  |Python 3|python3|have_command python3
+test |C++ compiler|g++|have_command g++
+test |cmocka|libcmocka-dev|have_library cmocka.h -lcmocka libcmocka-dev
 END
 }
 
@@ -92,7 +92,7 @@ END
 missing() {
     local who name packages check
     while IFS='|' read -r who name packages check; do
-        case " $* " in *" ${who% } "*) ;; *) continue ;; esac
+        case " $* " in *" ${who%% *} "*) ;; *) continue ;; esac
         # shellcheck disable=SC2086 # split on purpose
         $check </dev/null || say "$name|$packages"
     done < <(requirements)

@@ -49,7 +49,7 @@ while IFS='|' read -r who name packages check; do
         line "$name" "ok $(version_of "$name")"
     else
         line "$name" "missing ($packages)"
-        [ "${who% }" = test ] || broken=1
+        [ "${who%% *}" = test ] || broken=1
     fi
 done < <(requirements)
 

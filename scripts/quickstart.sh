@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Compares SDP4Bit with bf16 gradients on a fresh Debian or Ubuntu machine in a few minutes.
-# Installs missing packages, builds, and converts text that every such machine has (C headers and
-# documentation under /usr) to Megatron shards. Then trains a small GPT on 4 ranks as 2 nodes x 2,
-# once with bf16 gradients and once with SDP4Bit, with the same data and seed.
+# Installs missing packages, builds (except in the tarball of `make dist`), and converts text that
+# every such machine has (C headers and documentation under /usr) to Megatron shards. Then trains a
+# small GPT on 4 ranks as 2 nodes x 2, once with bf16 gradients and once with SDP4Bit, with the same
+# data and seed.
 # Writes only to build/ and to the folder given by --out.
 # Exit codes: 0 if all goals are met (losses within 1 %, at least 3.5x fewer bytes between nodes), 1
 # if a goal is missed, 130 if interrupted, otherwise the exit code of the failed step.
@@ -51,13 +52,17 @@ step() { printf '\n== %s (%d s)\n' "$*" $((SECONDS - clock_start)); }
 
 # --- install, build ---------------------------------------------------------------------
 
-install_missing $no_install run
+# The tarball of `make dist` has programs and no Makefile.
+needed=(run)
+[ ! -e Makefile ] || needed+=(build)
+install_missing $no_install "${needed[@]}"
 clock_start=$SECONDS
 
-step "build"
 make_folder "$BUILD"
 make_folder "$out"
-if ! make -j "$(core_count)" BUILD="$BUILD" >"$BUILD/quickstart-make.log" 2>&1; then
+if [ ! -e Makefile ]; then
+    step "use the programs in $BUILD"
+elif step "build" && ! make -j "$(core_count)" BUILD="$BUILD" >"$BUILD/quickstart-make.log" 2>&1; then
     tail -n 30 "$BUILD/quickstart-make.log" >&2
     die 3 "the build failed; see $BUILD/quickstart-make.log"
 fi

@@ -40,7 +40,7 @@ for argument; do
     esac
 done
 
-install_missing $no_install run test
+install_missing $no_install build run test
 plain=$BUILD/check san=$BUILD/check-san tsan=$BUILD/check-tsan fp32=$BUILD/check-fp32 fuzz=$BUILD/check-fuzz
 logs=$BUILD/check/logs
 mkdir -p "$logs"
