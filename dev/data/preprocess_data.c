@@ -174,10 +174,21 @@ static void add_document(const Job *job, Block *block, Encoder *encoder, const c
     block->lengths[block->documents++] = block->tokens.count - before;
 }
 
-// Returns false and sets block->why if the line has no text.
+static const char *advice_for(const char *line, size_t bytes) {
+    if (bytes && *line == '[') return "write one object per line, for a JSON array with: jq -c '.[]'";
+    return bytes && *line != '{' ? "for plain text files, one document each, add --text"
+                                 : "fix or remove the line";
+}
+
+// Returns false and sets block->why if the line has no text. Skips blank lines.
 static bool add_json_line(const Job *job, Block *block, Encoder *encoder, JsonText *json, const char *line,
                           size_t bytes) {
     JsonlText found;
+    static const char byte_order_mark[3] = "\xEF\xBB\xBF";
+    if (bytes >= 3 && !memcmp(line, byte_order_mark, 3)) line += 3, bytes -= 3;
+    size_t blanks = 0;
+    while (blanks < bytes && strchr(" \t\r", line[blanks])) blanks++;
+    if (blanks == bytes) return true;
     char *why = block->why;
     const size_t capacity = sizeof block->why;
     JsonlResult result = jsonl_find(json, line, bytes, job->key, &found);
@@ -186,8 +197,7 @@ static bool add_json_line(const Job *job, Block *block, Encoder *encoder, JsonTe
         case JSONL_FOUND: add_document(job, block, encoder, found.text, found.bytes); return true;
         case JSONL_INVALID:
             snprintf(why, capacity, "is not valid JSON (byte %zu: %s); %s", found.column, found.why,
-                     bytes && *line != '{' ? "for plain text files, one document each, add --text"
-                                           : "fix or remove the line");
+                     advice_for(line, bytes));
             break;
         case JSONL_NO_KEY:
             snprintf(why, capacity, "lacks the key \"%s\"; use --json-keys to name the key", job->key);

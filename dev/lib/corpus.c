@@ -43,7 +43,7 @@ static bool read_failed(const char *path, Error *err) {
     return data_error(err, "cannot read %s: %s; check the path", path, strerror(errno));
 }
 
-// Reads list_file, one path per line; skips empty lines.
+// Reads list_file, one path per line; skips empty lines. Lines may end in CR LF, as on Windows.
 static bool read_list(Corpus *corpus, const char *list_file, Error *err) {
     FILE *file = fopen(list_file, "rb");
     if (!file) return read_failed(list_file, err);
@@ -58,7 +58,10 @@ static bool read_list(Corpus *corpus, const char *list_file, Error *err) {
     text[used] = 0;
     corpus->list_text = text;
     if (failed) return read_failed(list_file, err);
+    if (!strncmp(text, "\xEF\xBB\xBF", 3)) text += 3;  // byte-order mark
     for (char *rest = text, *path; (path = strsep(&rest, "\n"));) {
+        size_t length = strlen(path);
+        if (length && path[length - 1] == '\r') path[length - 1] = 0;
         if (*path) add_path(corpus, path);
     }
     return true;

@@ -87,6 +87,13 @@ printf '%s\n' "$work/a.jsonl" "" "$work/b.jsonl" >"$work/list"
 small --input-list "$work/list" --append-eod --workers 2 --output-prefix "$work/list" &&
     same_shard "$work/w1_text_document" "$work/list_text_document"
 report "a list of inputs" $?
+# A byte-order mark, CR LF and blank lines, as editors on Windows write them.
+printf '\xef\xbb\xbf%s\r\n\r\n' "$work/windows.jsonl" >"$work/list"
+{ printf '\xef\xbb\xbf'; sed 's/$/\r/' "$work/a.jsonl"; printf '\r\n\n'; } >"$work/windows.jsonl"
+small --input "$work/a.jsonl" --append-eod --output-prefix "$work/plain" &&
+    small --input-list "$work/list" --append-eod --output-prefix "$work/windows" &&
+    same_shard "$work/plain_text_document" "$work/windows_text_document"
+report "byte-order marks, CR LF and blank lines" $?
 cat "$work/a.jsonl" "$work/b.jsonl" | small --input - --append-eod --workers 2 --output-prefix "$work/pipe" &&
     same_shard "$work/w1_text_document" "$work/pipe_text_document"
 report "standard input" $?
@@ -271,7 +278,8 @@ printf 'PAR1\x15\x04rows' >"$work/a.parquet"
 refused "a parquet file" 5 "$work/a.parquet is a parquet file; use a pipe: dev/data/parquet_to_jsonl" byte \
     --input "$work/a.parquet"
 refused "a parquet file as plain text" 5 "is a parquet file" byte --text --input "$work/a.parquet"
-refused "an empty line" 5 "$work/bad.jsonl line 4003 is not valid JSON" line ''
+printf '[{"text": "x"},\n{"text": "y"}]\n' >"$work/array.json"
+refused "a JSON array" 5 "for a JSON array with: jq -c '.[]'" byte --input "$work/array.json"
 refused "a line without the key" 5 "$work/bad.jsonl line 4003 lacks the key \"text\"" line '{"txt": "x"}'
 refused "a text that is not a string" 5 "$work/bad.jsonl line 4003 has a \"text\" that is not a string" line \
     '{"text": ["x"]}'
