@@ -6,6 +6,8 @@
 # a rank (SIGKILL by the out-of-memory killer, SIGBUS, SIGSEGV).
 # It gives up after several starts in a row without a new checkpoint, because such a failure is
 # likely to repeat.
+# mpirun of Open MPI 4 can hang after all of its ranks are gone. The script ends it after a grace
+# period without ranks and restarts the command as after exit code 7.
 #
 #   scripts/run_until_done.sh [--max-restarts 100] [--max-without-progress 3] [--pause 10] -- \
 #       mpirun -np 8 build/train_gpt @configs/gpt_1.3b.args --save runs/a --load runs/a ...
@@ -21,7 +23,7 @@ caller=$PWD
 set -u
 cd "$caller" || exit 3 # relative paths refer to the caller's folder
 
-most=100 fruitless=3 pause=10
+most=100 fruitless=3 pause=10 grace=60
 say() { printf 'run_until_done: %s\n' "$*" >&2; }
 usage() {
     printf 'error: %s\n' "$1" >&2
@@ -38,10 +40,11 @@ while [ $# -gt 0 ]; do
     --max-restarts) most=$(number "$@") || exit 2; shift 2 ;;
     --max-without-progress) fruitless=$(number "$@") || exit 2; shift 2 ;;
     --pause) pause=$(number "$@") || exit 2; shift 2 ;;
+    --grace) grace=$(number "$@") || exit 2; shift 2 ;;
     --help | -h)
         cat <<'HELP'
 usage: scripts/run_until_done.sh [--max-restarts N] [--max-without-progress N] [--pause SECONDS]
-                                 -- COMMAND...
+                                 [--grace SECONDS] -- COMMAND...
 Restarts COMMAND until training is complete. COMMAND must have --save and --load with the same folder.
 It restarts after exit codes 7 and 75, and after a signal killed a rank (129 to 192, such as 137 for
 SIGKILL). It does not restart after 130 and 143 (SIGINT, SIGTERM), which are deliberate stops.
@@ -50,6 +53,8 @@ SIGKILL). It does not restart after 130 and 143 (SIGINT, SIGTERM), which are del
   --max-without-progress N  give up after N starts in a row without a new checkpoint [3]
   --pause SECONDS           pause before a restart [10]; none after 75. It doubles while there is no
                             progress, up to 16 times its initial length.
+  --grace SECONDS           end an mpirun whose ranks on this machine are all gone for this long [60],
+                            and restart; 0: wait for it without limit
 
 On Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 the run saves and exits. A second Ctrl-C or SIGTERM ends it at
 once.
@@ -112,6 +117,43 @@ should_restart() {
     esac
 }
 
+# count_ranks PID: sets $launchers and $ranks to the numbers of launchers and of running ranks among
+# process PID and its descendants. A rank has its number in the environment. Zombies have none.
+count_ranks() {
+    local pid rest name
+    launchers=0 ranks=0
+    while read -r pid rest; do
+        if tr '\0' '\n' <"/proc/$pid/environ" | grep -qE '^(OMPI_COMM_WORLD_RANK|PMI_RANK)='; then
+            ranks=$((ranks + 1))
+        fi
+        read -r name <"/proc/$pid/comm" || continue
+        case $name in
+        mpirun* | mpiexec* | orterun | prterun | hydra_pmi_proxy) launchers=$((launchers + 1)) ;;
+        esac
+    done < <(processes_below "$1") 2>/dev/null
+}
+# end_idle_launcher PID: returns 7 after ending the run PID because its launcher is still alive
+# although no rank has been for $grace seconds. Returns 0 once the run has ended by itself. Does
+# nothing before the first rank on this machine, because all ranks may be on other machines.
+end_idle_launcher() {
+    local launchers ranks seen=0 since=$SECONDS pids
+    while kill -0 "$1" 2>/dev/null; do
+        count_ranks "$1"
+        if [ "$ranks" -gt 0 ]; then seen=1; fi
+        if [ "$ranks" -gt 0 ] || [ "$launchers" = 0 ]; then since=$SECONDS; fi
+        if [ $seen = 1 ] && [ $((SECONDS - since)) -ge "$grace" ]; then
+            say "no rank has been running for $grace s, but the launcher has not exited; ending it"
+            mapfile -t pids < <(processes_below "$1" | cut -d ' ' -f 1)
+            kill -s TERM "${pids[@]}" 2>/dev/null
+            sleep 5
+            kill -s KILL "${pids[@]}" 2>/dev/null
+            return 7
+        fi
+        if [ $seen = 1 ]; then sleep 1; else sleep 0.2; fi # ranks may fail soon after their start
+    done
+    return 0
+}
+
 # Signals to this script are forwarded to the run, which saves and exits with 75. After that there
 # is no restart. The run has its own session, because Ctrl-C in the terminal would make mpirun kill
 # the ranks.
@@ -126,18 +168,31 @@ for name in HUP INT TERM USR1; do
     trap "forward $name" $name
 done
 
+wait_until_exit() { # PID: sets $status. A signal interrupts wait before the process has exited.
+    local seen
+    while :; do
+        seen=$signals
+        wait "$1"
+        status=$?
+        [ "$seen" != "$signals" ] || break
+    done
+}
+
 restarts=0 without=0 wait_for=$pause
 while :; do
     before=$(saved)
     ${session[@]+"${session[@]}"} "$@" &
-    child=$!
-    while :; do # a signal interrupts wait before the child has ended
-        seen=$signals
-        wait "$child"
-        code=$?
-        [ "$seen" != "$signals" ] || break
-    done
-    child=
+    child=$! watcher=
+    if [ "$grace" -gt 0 ]; then
+        end_idle_launcher "$child" </dev/null &
+        watcher=$!
+    fi
+    wait_until_exit "$child"
+    code=$status child=
+    if [ -n "$watcher" ]; then
+        wait_until_exit "$watcher"
+        [ $status != 7 ] || code=7
+    fi
     should_restart "$code" || exit "$code"
     if [ $signals -gt 0 ]; then
         say "stopped by a signal; exit code $code, last checkpoint $(saved)"

@@ -230,6 +230,43 @@ two_folders() { # a restart would resume from the --load folder
     done
 }
 check "different folders for --save and --load" two_folders
+# A launcher that starts two ranks, which exit with code 7 after one second. On its first start it
+# then hangs and ignores SIGTERM, as mpirun of Open MPI 4 sometimes does.
+cat >"$work/mpirun" <<'LAUNCHER'
+#!/bin/bash
+echo start >>"$1/starts"
+echo $$ >>"$1/pids"
+for rank in 0 1; do OMPI_COMM_WORLD_RANK=$rank bash -c 'sleep 1; exit 7' & done
+wait
+[ "$(wc -l <"$1/starts")" = 1 ] || exit 0
+trap '' TERM
+for _ in $(seq 1200); do sleep 0.1; done
+LAUNCHER
+chmod +x "$work/mpirun"
+hanging_launcher() {
+    local rc
+    rm -rf "$work/run" && mkdir "$work/run"
+    timeout -k 1 60 scripts/run_until_done.sh --pause 0 --grace 2 -- "$work/mpirun" "$work/run" \
+        --save "$work/run" --load "$work/run" 2>"$work/err"
+    rc=$?
+    for pid in $(cat "$work/run/pids"); do
+        ! grep -q "$work/run" "/proc/$pid/cmdline" ||
+            { why="launcher $pid is still running"; kill -KILL "$pid"; }
+    done 2>/dev/null
+    [ -z "$why" ] || return 1
+    [ $rc = 0 ] && [ "$(wc -l <"$work/run/starts")" = 2 ] && grep -q 'exit code 7; restart 1' "$work/err" ||
+        { why="exit code $rc: $(tail -n 1 "$work/err")"; return 1; }
+}
+check "a launcher that hangs without ranks is ended" hanging_launcher
+# slow COMMAND...: a run that is longer than the grace period and ends by itself
+slow() {
+    scripts/run_until_done.sh --pause 0 --grace 1 -- "$@" --save "$work/run" --load "$work/run" \
+        2>"$work/err" ||
+        { why="exit code $?: $(tail -n 1 "$work/err")"; return 1; }
+}
+cp "$(command -v sleep)" "$work/mpiexec"
+check "ranks on other machines: the launcher is not ended" slow bash -c '"$0" 3' "$work/mpiexec"
+check "work after the ranks is not interrupted" slow bash -c 'PMI_RANK=0 sleep 1; sleep 3'
 odd_trackers() { # a pipe must not block the loop
     local tracker="$work/run/latest_checkpointed_iteration.txt" rc kind
     for kind in "mkfifo" "mkdir" "ln -s /dev/zero" "truncate -s 100M"; do
