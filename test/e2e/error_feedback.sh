@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# --error-feedback: stopped or killed runs resume bitwise identically, in several layouts and
+# --error-feedback: stopped or killed runs resume bit-exactly, in several layouts and
 # strategies and after a skipped step. If the layout has changed so that saved residuals do not fit,
 # they start at 0 and a log line says so. --plan includes the memory of the residuals.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
@@ -80,7 +80,7 @@ same_end_of() { # NAME NAME: compares the last checkpoints
     done
 }
 rm -rf "$work/square.rest"
-check "kill -9, resumed bitwise" killed
+check "kill -9, resumed bit-exactly" killed
 
 # A skipped step must not change the residual, neither in memory nor in the checkpoint saved after
 # it. The fault corrupts a message of the fourth step.

@@ -140,7 +140,7 @@ resumes_bitwise() {
         { why="not four folders and a manifest"; return 1; }
     rm -rf "$work/parts"
 }
-check "resumed bitwise, losses and checkpoints" resumes_bitwise
+check "resumed bit-exactly, losses and checkpoints" resumes_bitwise
 check "the same with background saves" resumes_bitwise --async-save
 
 # loss_in T P D [sequence]: sets $found to the checkpoint's validation loss in this layout

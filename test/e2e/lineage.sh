@@ -50,7 +50,7 @@ falls_back() {
         warned 1 "the checkpoint of iteration 30 cannot be used" && warned 1 "another run" || return 1
     same_shards "$folder" "$work/two" 30 2 && listed 20 30 && there 18 20 23 30
 }
-check "newest checkpoint damaged: resumes bitwise from the previous one of the same run" falls_back
+check "newest checkpoint damaged: resumes bit-exactly from the previous one of the same run" falls_back
 none_of_the_run() {
     again damage 30
     damage 20

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Llama models: every layout and sharding strategy matches one rank, and checkpoints load in any
-# layout and resume bitwise. Also generates text. A checkpoint of another model is refused with a
-# message that names the differing flag.
+# layout and resume bit-exactly. Also generates text. A checkpoint of another model is refused with
+# a message that names the differing flag.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 same_kernels
@@ -79,7 +79,7 @@ resumes_bitwise() {
         logged second "${run[@]}" --save "$work/halves" --load "$work/halves" &&
         same_training whole second 8 && same_shards "$work/whole" "$work/halves" 16
 }
-check "resumes bitwise with 4-bit quantization" resumes_bitwise
+check "resumes bit-exactly with 4-bit quantization" resumes_bitwise
 
 loads_anywhere() {
     local spec expected="" found

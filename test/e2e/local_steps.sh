@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# --local-steps: every node trains independently between outer steps. Tests bitwise resumes, lost
+# --local-steps: every node trains independently between outer steps. Tests bit-exact resumes, lost
 # nodes, resuming with one node fewer or more, other presets that resume from such checkpoints,
 # corrupted messages, a NaN on one node, and refused combinations.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2317 # check calls the functions
@@ -33,10 +33,10 @@ resumes() { # NP PER_NODE FLAGS...
         trains "$np" --gpus-per-node "$per_node" "${run[@]}" "$@" --save "$work/b" --load "$work/b" &&
         saved a b 8 && saved a b 12
 }
-check "2 nodes resume bitwise" resumes 2 1 --verify-wire
-check "2 nodes with --local-steps-delay and --local-steps-mix resume bitwise" resumes 2 1 --local-steps-delay 3 --local-steps-mix 0.3
-check "2 x 2 ranks resume bitwise" resumes 4 2 --quantized-weights --wq-group-size 128 --async-save
-check "EDEN on 3 nodes resumes bitwise" resumes 3 1 --gradient-quantization-method eden \
+check "2 nodes resume bit-exactly" resumes 2 1 --verify-wire
+check "2 nodes with --local-steps-delay and --local-steps-mix resume bit-exactly" resumes 2 1 --local-steps-delay 3 --local-steps-mix 0.3
+check "2 x 2 ranks resume bit-exactly" resumes 4 2 --quantized-weights --wq-group-size 128 --async-save
+check "EDEN on 3 nodes resumes bit-exactly" resumes 3 1 --gradient-quantization-method eden \
     --gq-group-size-inter 256
 
 # The last of three nodes is lost. The checkpoint contains the outer weights and the state of the
@@ -249,7 +249,7 @@ ends_all() { # NAME FLAGS...
 }
 check "a non-finite value on one node ends all nodes" ends_all nan --log-interval 1
 check "the same between two log lines" ends_all late_nan --log-interval 100
-# One node skips the fifth step. The checkpoint records this, and the run resumes bitwise.
+# One node skips the fifth step. The checkpoint records this, and the run resumes bit-exactly.
 skips() {
     local flags=(4 --gpus-per-node 2 "${run[@]}" "${wild[@]}" --quantized-weights --wq-group-size 128
         --save-interval 6 --on-nan skip --verify-replicas-interval 1)
@@ -259,7 +259,7 @@ skips() {
     back skip skip_on 6 && trains "${flags[@]}" --save "$work/skip_on" --load "$work/skip_on" &&
         saved skip skip_on 12
 }
-check "one node skips a step, and the run resumes bitwise" skips
+check "one node skips a step, and the run resumes bit-exactly" skips
 
 wrong_message() { # N: corrupts the N-th message
     SDP4BIT_FAULT=message:0:$1:$2 train 2 --gpus-per-node 1 "${run[@]}" --verify-wire

@@ -102,7 +102,7 @@ killed_and_resumed() { # FLAGS...; needs the runs of takes_turns
     logged resumed 4 "${flags[@]}" --load "$work/killed.saved" &&
         same_shards "$work/whole.saved" "$work/killed.saved" 6 4
 }
-check "kill -9, resumed bitwise" killed_and_resumed
+check "kill -9, resumed bit-exactly" killed_and_resumed
 check "kill -9 with sharded weights and the optimizer on the host" killed_and_resumed "${all[@]}" \
     --optimizer-cpu-offload
 

@@ -41,9 +41,9 @@ same_checkpoint_8() {
             { why="the checkpoint of iteration 8 differs"; return 1; }
     done
 }
-check "baseline, resumed bitwise" continues baseline
-check "SDP4Bit, resumed bitwise" continues sdp4bit "${paper[@]}"
-check "full recomputation and several buckets, resumed bitwise" continues odd "${paper[@]}" \
+check "baseline, resumed bit-exactly" continues baseline
+check "SDP4Bit, resumed bit-exactly" continues sdp4bit "${paper[@]}"
+check "full recomputation and several buckets, resumed bit-exactly" continues odd "${paper[@]}" \
     --wq-group-size 128 --ddp-bucket-size 1000 --recompute-granularity full
 half=(--gpus-per-node 2 --train-iters 16 --eval-interval 4 --save-interval 8)
 
@@ -219,5 +219,5 @@ crash() {
     logged whole 4 "${run[@]}" --save "$work/whole" --save-interval 100000 --exit-interval $((last + 15)) &&
         same_training whole after "$last"
 }
-check "kill -9 in mid-run, resumed bitwise from the last save" crash
+check "kill -9 in mid-run, resumed bit-exactly from the last save" crash
 finish

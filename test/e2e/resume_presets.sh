@@ -69,22 +69,22 @@ preset() { # NAME FLAGS...
     done
 }
 tlq=(--quantized-gradients --gq-group-size-intra 128)
-check "baseline, fp32 gradients: kill -9, resumed bitwise" preset fp32
-check "baseline, bf16 gradients: kill -9, resumed bitwise" preset bf16 --grad-reduce-in-bf16
-check "qWD: kill -9, resumed bitwise" preset qwd --quantized-weights
-check "qW: kill -9, resumed bitwise" preset qw --quantized-weights --weight-quantization-method direct \
+check "baseline, fp32 gradients: kill -9, resumed bit-exactly" preset fp32
+check "baseline, bf16 gradients: kill -9, resumed bit-exactly" preset bf16 --grad-reduce-in-bf16
+check "qWD: kill -9, resumed bit-exactly" preset qwd --quantized-weights
+check "qW: kill -9, resumed bit-exactly" preset qw --quantized-weights --weight-quantization-method direct \
     --async-save
-check "TLq: kill -9, resumed bitwise" preset tlq "${tlq[@]}"
-check "TLq-HS: kill -9, resumed bitwise" preset tlq_hs "${tlq[@]}" --hadamard-transform --async-save
-check "ULq: kill -9, resumed bitwise" preset ulq "${tlq[@]}" --hadamard-transform \
+check "TLq: kill -9, resumed bit-exactly" preset tlq "${tlq[@]}"
+check "TLq-HS: kill -9, resumed bit-exactly" preset tlq_hs "${tlq[@]}" --hadamard-transform --async-save
+check "ULq: kill -9, resumed bit-exactly" preset ulq "${tlq[@]}" --hadamard-transform \
     --gradient-quantization-bits-intra 4
-check "SDP4Bit: kill -9, resumed bitwise" preset sdp4bit "${tlq[@]}" --hadamard-transform \
+check "SDP4Bit: kill -9, resumed bit-exactly" preset sdp4bit "${tlq[@]}" --hadamard-transform \
     --quantized-weights \
     --wq-rounding stochastic --async-save
-check "EDEN, lossless: kill -9, resumed bitwise" preset eden_lossless @configs/eden-lossless.args
-check "EDEN, 2 bits, error feedback: kill -9, resumed bitwise" preset eden2_ef @configs/eden2-ef.args \
+check "EDEN, lossless: kill -9, resumed bit-exactly" preset eden_lossless @configs/eden-lossless.args
+check "EDEN, 2 bits, error feedback: kill -9, resumed bit-exactly" preset eden2_ef @configs/eden2-ef.args \
     --wq-group-size 128 --async-save
-check "local steps: kill -9, resumed bitwise" preset local @configs/local.args --wq-group-size 128 \
+check "local steps: kill -9, resumed bit-exactly" preset local @configs/local.args --wq-group-size 128 \
     --local-steps 5
 
 # --- changed settings: state is found by parameter name, and the data continue ---

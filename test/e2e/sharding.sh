@@ -152,7 +152,7 @@ check "four micro-batches through two interleaved stages" several_micro_batches 
     --global-batch-size 16 --num-layers 8 --pipeline-model-parallel-size 2 \
     --num-layers-per-virtual-pipeline-stage 2 --max-position-embeddings 512
 
-# Each strategy resumes bitwise from another strategy's checkpoint.
+# Each strategy resumes bit-exactly from another strategy's checkpoint.
 change=(--train-iters 12 --ddp-bucket-size 1 --eval-interval 100 --save-interval 2 --gpus-per-node 2
     --log-interval 2)
 strategies_take_turns() { # STRATEGIES FLAGS...: six strategies
@@ -185,11 +185,11 @@ killed_and_resumed() { # STRATEGY FLAGS...; needs a run of strategies_take_turns
         same_training whole resumed "$(($(field resumed loss | head -n 1 | cut -d ' ' -f 1) - 1))" &&
         same_saved whole killed
 }
-check "kill -9, resumed bitwise" killed_and_resumed node+offload "${sdp4bit[@]}"
+check "kill -9, resumed bit-exactly" killed_and_resumed node+offload "${sdp4bit[@]}"
 if long; then
     check "strategies that shard across all ranks take turns" strategies_take_turns \
         "world optim second node second+offload world" "${direct[@]}" "${sdp4bit[@]:5}"
-    check "kill -9, resumed bitwise with ZeRO++" killed_and_resumed second "${direct[@]}" "${sdp4bit[@]:5}"
+    check "kill -9, resumed bit-exactly with ZeRO++" killed_and_resumed second "${direct[@]}" "${sdp4bit[@]:5}"
 fi
 
 # After a skipped step the weights must not have changed. If weights are sharded

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # After SIGTERM, SIGUSR1 or SIGINT to any rank, SIGUSR1 to mpirun, or Ctrl-C under
-# run_until_done.sh, the run finishes the step, saves, exits with 75 and resumes bitwise from there.
+# run_until_done.sh, the run finishes the step, saves, exits with 75 and resumes bit-exactly.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 5
@@ -58,9 +58,9 @@ check "SIGINT to all ranks" signaled int_all INT
 single_threaded() { OPENBLAS_NUM_THREADS=1 signaled "$@"; } # all threads except main block in poll
 check "SIGTERM to rank 1, single-threaded OpenBLAS" single_threaded term_single TERM 1
 check "SIGUSR1 to all ranks, single-threaded OpenBLAS" single_threaded usr1_single USR1
-check "resumed bitwise after SIGTERM" resumes term
-check "resumed bitwise after SIGINT to all ranks" resumes int_all
-check "resumed bitwise after SIGUSR1" resumes usr1
+check "resumed bit-exactly after SIGTERM" resumes term
+check "resumed bit-exactly after SIGINT to all ranks" resumes int_all
+check "resumed bit-exactly after SIGUSR1" resumes usr1
 without_save() {
     in_background nosave 4 "${run[@]}"
     wait_for_iteration nosave 5 || { say "no iteration 5"; return 1; }

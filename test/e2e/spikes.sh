@@ -28,8 +28,8 @@ continues() {
         { why="skipped steps and spikes differ"; return 1; }
     same_training "$name" "$name.2" 47
 }
-check "--on-spike skip, baseline: resumed bitwise" continues baseline
-check "--on-spike skip, SDP4Bit: resumed bitwise" continues sdp4bit "${paper[@]}" \
+check "--on-spike skip, baseline: resumed bit-exactly" continues baseline
+check "--on-spike skip, SDP4Bit: resumed bit-exactly" continues sdp4bit "${paper[@]}" \
     --verify-replicas-interval 1
 reported() {
     logged report "${tight[@]}" && logged off "${tight[@]}" --loss-spike-factor 0 --norm-spike-factor 0 ||
