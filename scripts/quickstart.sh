@@ -175,4 +175,5 @@ END
 [ $status -le 1 ] || die $status "the comparison failed; see $out/baseline.jsonl and $out/sdp4bit.jsonl"
 printf '\nplot: %s   logs: %s   %d s after installation\n' "$out/losses.svg" \
     "$out/baseline.log $out/sdp4bit.log" $((SECONDS - clock_start))
+printf 'next: %s\n' 'scripts/doctor.sh checks this machine; README.md, "Train on your own text"'
 exit $status
