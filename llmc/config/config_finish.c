@@ -233,7 +233,7 @@ static bool finish_schedule(Config *c, Error *err) {
                                c->global_batch_size);
         }
     }
-    if (c->lr_decay_style == LR_WSD && c->wsd_samples > c->decay_samples_dn) {
+    if (!c->skip_train && c->lr_decay_style == LR_WSD && c->wsd_samples > c->decay_samples_dn) {
         return usage_error(err,
                            "--lr-wsd-decay-* lasts %lld samples, longer than the whole decay of %lld "
                            "samples; shorten it or lengthen --lr-decay-*",
@@ -241,11 +241,13 @@ static bool finish_schedule(Config *c, Error *err) {
     }
     c->warmup_samples_wn = c->lr_warmup_fraction > 0 ? c->lr_warmup_fraction * (double)c->decay_samples_dn
                                                      : (double)warmup;
-    if (c->warmup_samples_wn >= (double)c->decay_samples_dn) {
+    if (!c->skip_train && c->warmup_samples_wn >= (double)c->decay_samples_dn) {
+        double unit = c->train_samples ? 1 : c->global_batch_size;  // samples in the user's unit
         return usage_error(err,
-                           "the warm-up of %.10g samples is not shorter than the decay of %lld samples; "
+                           "the warm-up of %.10g %s is not shorter than the decay of %.10g; "
                            "shorten --lr-warmup-* or lengthen --lr-decay-*",
-                           c->warmup_samples_wn, (long long)c->decay_samples_dn);
+                           c->warmup_samples_wn / unit, c->train_samples ? "samples" : "iterations",
+                           (double)c->decay_samples_dn / unit);
     }
     return true;
 }

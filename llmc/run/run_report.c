@@ -121,6 +121,10 @@ void report_start(Run *run) {
     if (one && (c->quantized_weights || c->quantized_gradients))
         log_line(run->log, "%s the quantization flags have no effect", idle);
     if (one && c->verify_wire) log_line(run->log, "%s --verify-wire has no effect", idle);
+    if (!c->skip_train && c->warmup_samples_wn >= (double)c->total_samples)
+        log_line(run->log,
+                 "WARNING: the run ends before its learning-rate warm-up does; set --lr-warmup-* "
+                 "and --lr-decay-* to the length of the run");
     report_batch(run);
     log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)",
              c->vocab_size_unpadded, c->vocab_size_padded - c->vocab_size_unpadded, c->vocab_size_padded);

@@ -291,7 +291,7 @@ static void bad_combinations(void **state) {
         {"--lr-warmup-init 1", 0, "--lr-warmup-init 1 is larger"},
         {"--lr-warmup-fraction 0.1 --lr-warmup-iters 3", 0, "keep one"},
         {"--lr-warmup-fraction 1", 1, "not shorter than the decay"},
-        {"--lr-warmup-iters 10", 1, "not shorter than the decay of 20 samples"},
+        {"--lr-warmup-iters 10", 1, "the warm-up of 10 iterations is not shorter than the decay of 10;"},
         {"--start-weight-decay 0.1", 0, "--weight-decay-incr-style"},
         {"--weight-decay-incr-style cosine", 0, "needs --start-weight-decay"},
         {"--weight-decay-incr-style cosine --start-weight-decay 1 --end-weight-decay .5", 0,
