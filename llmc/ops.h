@@ -26,8 +26,8 @@ LLMC_BEGIN
 // Returns true if the ops support these sizes, with N rows per micro-batch. CPU ops support all
 // sizes. Error: EXIT_USAGE, naming the flag to change.
 bool op_check_model(int C, int NH, int HD, int F, int V, int64_t N, Error *err);
-// Writes one line that explains why attention runs on slower kernels with these settings, or "" if
-// it does not. documents: tokens attend only to their own document.
+// Writes one line that explains why these settings make attention use slower kernels, or "" if they
+// don't. documents: tokens attend only to their own document.
 void op_attention_notice(int T, bool documents, char *text, size_t bytes);
 
 // Size of the device memory for ops without a workspace field; 0 on CPUs. The caller reserves it in
@@ -65,8 +65,8 @@ HD_FN Philox4 dropout_bits(Dropout dropout, int64_t sample, uint64_t block) {
 }
 
 // Initializes this rank's part of a tensor: rows x columns elements starting at (first_row,
-// first_column). Every element gets the same value for any split and on every backend. A vector is
-// one column.
+// first_column). Every element gets the same value for any split and on every backend. A vector
+// counts as one column.
 //
 // std > 0: normal(0, std), drawn from stream (seed, tensor) of llmc/base/normal.h. Element (r, c)
 // of the whole tensor gets number r * whole_columns + c of the stream, rounded to fp32, then to
@@ -113,12 +113,12 @@ void op_embedding_backward(Stream *s, const Embedding *a);
 
 // LayerNorm with a fused residual addition: y = (x - mean) * rstd * gamma + beta per row, with
 // statistics in fp32. If `branch` is set, forward first computes x = residual + dropout(branch) and
-// rounds it. Dropout element: t * C + c. rms: RMSNorm instead, with mean 0, rstd from the mean
-// square, and no beta.
+// rounds it. Dropout element: t * C + c. If `rms` is set, it computes RMSNorm instead: mean is 0,
+// rstd is computed from the mean square, and there is no beta.
 //
 // Backward adds the gradient of x to dresidual, rounding once. dbranch is the gradient of the
 // branch: the updated dresidual times the dropout mask. Without dropout both are equal, and dbranch
-// may be NULL. Pass branch_sum to op_bias_gradient of the last linear of the branch.
+// may be NULL. Pass branch_sum to op_bias_gradient for the branch's last linear layer.
 //
 // If `rows` is set, all tensors have only these rows: (rows.count, C) instead of (B, T, C), and
 // (rows.count) instead of (B, T). dgamma, dbeta and branch_sum are then partial sums of this rank.
@@ -131,7 +131,7 @@ typedef struct LayerNorm {
     Dropout dropout;         // dropout of the branch
     floatX *x;               // (B, T, C) in; if branch is set: out of forward
     const floatX *residual;  // (B, T, C) forward, if branch is set; may be x
-    const floatX *branch;    // (B, T, C) forward, or NULL; includes the bias of its last linear
+    const floatX *branch;    // (B, T, C) forward, or NULL; includes the bias of its last linear layer
     const floatX *gamma;     // (C), or NULL
     const floatX *beta;      // (C) forward, or NULL
     floatX *y;               // (B, T, C) out of forward
@@ -218,8 +218,8 @@ void op_head_norm_backward(Stream *s, const HeadNorm *a);
 // rotated by the angle in row t, column i of the table, where t is the index in the sequence. The
 // remaining columns do not change. back: rotates gradients by the negative angle.
 //
-// If by_kind is set, forward writes to that tensor instead, whose rows hold all queries, then all
-// keys, then all values. The backward direction reads gradients from by_kind and writes x.
+// If by_kind is set, forward writes to that tensor instead of x. Its rows hold all queries, then
+// all keys, then all values. Backward reads gradients from by_kind and writes them to x.
 typedef struct Rope {
     int B, T, groups, heads, turned, HD;
     int columns;         // even, at most HD
@@ -228,7 +228,7 @@ typedef struct Rope {
     bool back;
     floatX *by_kind;  // (B, T, groups * heads, HD), or NULL
 } Rope;
-// Returns the index within a row of by_kind of vector v (0 .. groups * heads - 1) of a row of x.
+// Maps vector v (0 .. groups * heads - 1) of a row of x to its position in the row of by_kind.
 HD_FN int rope_place(const Rope *a, int v) {
     int group = v / a->heads, head = v % a->heads, queries = a->heads - 2;
     return head < queries ? group * queries + head : head * a->groups + group;
@@ -240,8 +240,8 @@ void op_rope(Stream *s, const Rope *a);
 // kernels draw their own masks instead, which depend on the parallel layout: see cuda/attention.h.
 //
 // qkv has Megatron-LM's layout: a group of heads that share key and value has the q (HD) of each
-// head, then k (HD), then v (HD). by_kind: all q, then all k, then all v; on GPUs grouped-query
-// attention needs this layout. If doc_start is set, query t attends to keys doc_start[b, t] .. t.
+// head, then k (HD), then v (HD). by_kind: all q, then all k, then all v, which makes grouped-query
+// attention faster on GPUs. If doc_start is set, query t attends to keys doc_start[b, t] .. t.
 typedef struct Attention {
     int B, T, NH, HD;
     Dropout dropout;
@@ -257,7 +257,7 @@ typedef struct Attention {
     bool by_kind;              // qkv and dqkv are (B, T, NH + 2 * groups, HD)
 } Attention;
 HD_FN int attention_groups(const Attention *a) { return a->groups > 0 ? a->groups : a->NH; }
-// Columns of a group's queries, key and value within a token's row of qkv.
+// First columns of a group's queries, key and value within a token's row of qkv.
 typedef struct GroupColumns {
     int64_t q, k, v;
 } GroupColumns;
@@ -275,7 +275,7 @@ size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups);
 
 // Attention of T new positions of one sequence over a KV cache, for text generation. Query t has
 // position start + t and attends to keys 0 .. start + t. Results differ from op_attention_forward
-// by rounding, because sums are in another order.
+// in rounding, because the summation order differs.
 typedef struct CachedAttention {
     int T, start, room;     // new positions, cached positions before them, capacity of the cache
     int NH, HD, groups;     // as in Attention
@@ -333,7 +333,7 @@ typedef struct Head {
     int ranks;
     int columns;         // op_head_scores: number of real ids among `rows`
     HeadScore *scores;   // (rows of a chunk) out of op_head_scores
-    float report_scale;  // weight of loss_sum in place of loss_scale; 0: use loss_scale
+    float report_scale;  // replaces loss_scale in loss_sum; 0: use loss_scale
 } Head;
 // Processes all chunks, for ranks that hold the whole vocabulary. Ignores `own` and `all`.
 void op_head(Stream *s, const Head *a);

@@ -147,8 +147,7 @@ void device_memory(const Device *device, size_t *free_bytes, size_t *total_bytes
     if (!*total_bytes) *total_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * page;
 }
 
-// Returns the number of pages of this process's address space, and of those in memory; 0 without
-// /proc.
+// Gets the numbers of virtual and resident pages of this process. Both are 0 without /proc.
 static void process_pages(size_t *virtual_pages, size_t *resident_pages) {
     *virtual_pages = *resident_pages = 0;
     FILE *file = fopen("/proc/self/statm", "r");
@@ -220,7 +219,7 @@ Stream *stream_create(Device *device, const char *name) {
 Stream *stream_create_urgent(Device *device, const char *name) { return stream_create(device, name); }
 void stream_destroy(Stream *stream) { free(stream); }
 const Site *stream_site(const Stream *stream) { return stream->device->site; }
-// Work is already complete. Long loops call this between parts, so report progress to the watchdog.
+// All work is already complete. Reports progress to the watchdog, because long loops call this.
 void stream_synchronize(Stream *stream) { heartbeat_waiting(stream_site(stream), false); }
 
 static Event *create_event(Device *device, bool timed) {
@@ -247,7 +246,7 @@ void stream_host_call(Stream *stream, HostWork work, const void *context, size_t
 double event_elapsed_ms(Event *start, Event *stop) {
     if (!start->timed || !stop->timed) {  // as on a GPU
         fatal(start->device->site, EXIT_ENVIRONMENT,
-              "event_elapsed_ms needs an event of event_create_timed; this is a bug, please report it");
+              "event_elapsed_ms needs events created by event_create_timed; this is a bug, please report it");
     }
     return stop->recorded_ms - start->recorded_ms;
 }

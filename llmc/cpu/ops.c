@@ -8,7 +8,7 @@ enum { ROW_CHUNK = 512 };  // elements that row loops process at once; fits the 
 
 // --- dropout -------------------------------------------------------------------------------------
 
-// Philox blocks drawn at once, into arrays of words, so that the compiler vectorizes the loop.
+// Number of Philox blocks drawn at once. Storing their words in arrays lets the compiler vectorize.
 enum { DRAW_BLOCKS = 64, DRAW_ELEMENTS = 8 * DRAW_BLOCKS };
 
 // Draws the dropout multipliers of 8 * blocks elements, starting at element 8 * block of the
@@ -223,7 +223,7 @@ static LayerNorm head_norm_of(const HeadNorm *a, int64_t i, floatX *y, float *me
                    .dbeta = a->dbeta[key]};
     return n;
 }
-// Returns the same vector in x, where a value follows each key.
+// Returns the position of vector i in x, where a value follows each key.
 static floatX *head_vector(const HeadNorm *a, int64_t i) { return a->x + (i + i / (a->queries + 1)) * a->HD; }
 static int64_t head_vectors(const HeadNorm *a) { return a->N * a->groups * (a->queries + 1); }
 
@@ -299,8 +299,8 @@ static void row_product(void *context, int64_t lo, int64_t hi) {
     }
 }
 
-// Linear layer of a single row, for generation, which is memory-bound. Each thread reads at least 1
-// MB of weights, which justifies the cost of starting it.
+// Linear layer of a single row, for text generation. It is memory-bound. Each thread reads at least
+// 1 MB of weights, which justifies the cost of starting it.
 static void linear_forward_row(const Linear *a) {
     enum { PIECE = 1 << 19 };  // elements
     float *cursor = a->workspace;
@@ -401,7 +401,7 @@ void op_swiglu_backward(Stream *s, const Swiglu *a) {
     }
 }
 
-// Rotates one vector in place. turn: row of the table for its position, cosines, then sines.
+// Rotates one vector in place. turn: the table's row for its position (cosines, then sines).
 static void turn_vector(floatX *x, const float *turn, int half, float direction) {
     for (int i = 0; i < half; i++) {
         float a = floatX_to_float(x[i]), b = floatX_to_float(x[i + half]);

@@ -90,7 +90,7 @@ static float softmax_row(float *scores, const AttentionHead *h, Block block, int
     return max + logf(sum);
 }
 
-// Computes the dropout multipliers of query t for its visible keys begin .. t. Writes from keep[0].
+// Computes the dropout multipliers of query t. keep[0] belongs to its first visible key.
 static void attention_multipliers(float *keep, const AttentionHead *h, int t) {
     int begin = first_key(h, t);
     int64_t first = ((int64_t)h->head * h->T + t) * h->T + begin;
@@ -237,8 +237,8 @@ static void group_backward(const Attention *a, int64_t b, int group, HeadGradien
     store_rows(a->dqkv + at.v, at.row, g.dv, T, HD);
 }
 
-// Does not use `out`, from which other backends compute sum p dp as dout . out. Here the complete
-// row is available, and its sum has no rounding error of `out`.
+// Does not read `out`, from which GPU kernels compute sum p dp as dout . out. Here the complete row
+// of p and dp is available, and summing it avoids the rounding error of `out`.
 void op_attention_backward(Stream *s, const Attention *a) {
     float *cursor = a->workspace;
     HeadGradient g = {0};

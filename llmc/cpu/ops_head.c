@@ -1,8 +1,8 @@
 // CPU ops, part 3: LM head, loss and their gradients, in chunks of rows: see ops.h.
 #include "llmc/cpu/ops_internal.h"
 
-// A chunk has 4 MiB of fp32 logits, which fits the caches, but at least as many rows as efficient
-// GEMMs need.
+// A chunk has 4 MiB of fp32 logits, which fit in the cache, or more if the vocabulary is so large
+// that efficient GEMMs need more rows.
 enum { CHUNK_LOGITS = 1 << 20, CHUNK_MIN_ROWS = 128 };
 
 int64_t op_head_chunk_rows(int64_t N, int rows) {

@@ -39,7 +39,7 @@ static void draw_pairs(float *values, const InitWeights *a, uint64_t pair, int p
 }
 
 // Sets elements at .. at + n - 1 of the part to numbers first, first + 1, ... of the stream.
-// `first` may be odd, which is the second number of a pair.
+// If `first` is odd, the run starts with the second number of a pair.
 static void draw_run(const InitWeights *a, int64_t at, int64_t n, int64_t first) {
     float values[2 * DRAW_PAIRS];
     for (int64_t done = 0; done < n;) {

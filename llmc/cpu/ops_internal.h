@@ -119,19 +119,19 @@ void dropout_multipliers(float *multiplier, Dropout dropout, int64_t sample, int
 
 // --- GEMM, row-major -----------------------------------------------------------------------------
 
-// y = x w^T, q k^T: c (m, n) = alpha a b^T + beta c, a (m, k), b (n, k).
+// For y = x w^T and q k^T: c (m, n) = alpha a b^T + beta c, with a (m, k) and b (n, k).
 static inline void matmul_nt(int64_t m, int64_t n, int64_t k, float alpha, const float *a, const float *b,
                              float beta, float *c) {
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)k, alpha, a, (int)k, b, (int)k,
                 beta, c, (int)n);
 }
-// dx = dy w, p v: c (m, n) = a b + beta c, a (m, k), b (k, n).
+// For dx = dy w and p v: c (m, n) = a b + beta c, with a (m, k) and b (k, n).
 static inline void matmul_nn(int64_t m, int64_t n, int64_t k, const float *a, const float *b, float beta,
                              float *c) {
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)n, (int)k, 1.0f, a, (int)k, b, (int)n,
                 beta, c, (int)n);
 }
-// dw += dy^T x: c (m, n) = a^T b + beta c, a (k, m), b (k, n).
+// For dw += dy^T x: c (m, n) = a^T b + beta c, with a (k, m) and b (k, n).
 static inline void matmul_tn(int64_t m, int64_t n, int64_t k, const float *a, const float *b, float beta,
                              float *c) {
     cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)m, (int)n, (int)k, 1.0f, a, (int)m, b, (int)n,

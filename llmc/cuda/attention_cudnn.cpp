@@ -3,7 +3,7 @@
 // of graphs (forward, backward) per shape.
 //
 // The graphs read and write qkv in place through strides. Strides cannot describe grouped-query
-// attention in Megatron-LM's layout, so groups then run one after the other, unless qkv is by kind.
+// attention in Megatron-LM's layout. Groups then run one after the other, unless by_kind is set.
 //
 // In deterministic mode, cuDNN's backward pass stores the (T, T) gradients of the scores of all
 // heads in the workspace. To bound its size, the batch is divided into slices that run one after
@@ -52,7 +52,7 @@ int sharers_of(const Attention *a) { return a->NH / attention_groups(a); }
 bool group_by_group(const Attention *a) { return sharers_of(a) > 1 && !a->by_kind; }
 
 constexpr size_t SEED_BYTES = 256;               // seed and offset, at the start of the workspace
-constexpr size_t SLACK_BYTES = (size_t)4 << 20;  // for other data of cuDNN
+constexpr size_t SLACK_BYTES = (size_t)4 << 20;  // for cuDNN's other data
 // If the (T, T) gradients of a sample are larger than this, the sample is divided by heads.
 constexpr size_t SCORES_BYTES_MOST = (size_t)1 << 30;
 
@@ -69,7 +69,8 @@ size_t deterministic_bytes(int samples, int heads, int T, int HD, bool shared) {
            (shared ? 2 * default_bytes(samples, heads, T, HD) : SLACK_BYTES);
 }
 
-// Returns the largest slice that fits, of samples / d samples, or of groups / d groups of a sample.
+// Returns the largest slice that fits the workspace and divides the batch evenly: several samples
+// (by_samples), or several groups of one sample. {0, 0} if none fits.
 Slice largest_slice(const Attention *a, int samples, int groups, bool by_samples, size_t workspace_bytes) {
     int n = by_samples ? samples : groups, heads = sharers_of(a);
     for (int d = n; d > 0; d--) {
@@ -80,7 +81,6 @@ Slice largest_slice(const Attention *a, int samples, int groups, bool by_samples
     return Slice{0, 0};
 }
 
-// Returns the largest equal slices whose workspace fits; {0, 0} if not even one head does.
 Slice choose_slice(const Attention *a, bool deterministic, size_t workspace_bytes) {
     int groups = group_by_group(a) ? 1 : attention_groups(a);
     if (!deterministic) return Slice{a->B, groups * sharers_of(a)};
@@ -165,7 +165,7 @@ TensorRef add_seed(graph::Graph &g, const char *name, Uid uid) {
                         .set_data_type(fe::DataType_t::INT64));
 }
 
-// Strides between heads and between rows, of qkv and of out (B, T, NH * HD).
+// Strides in elements. query and key: from one head of qkv to the next. out is (B, T, NH * HD).
 struct Strides {
     int64_t query, key, qkv_row, out_head, out_row;
 };
@@ -174,7 +174,7 @@ Strides strides_of(const Attention *a) {
     int64_t group = a->by_kind ? HD : (sharers + 2) * HD;
     return Strides{sharers > 1 ? HD : group, group, C + 2 * groups * HD, HD, C};
 }
-// Returns the slice with its number of key and value heads.
+// Returns the slice with heads counted as key and value heads instead of query heads.
 Slice keys_of(const Attention *a, Slice slice) { return Slice{slice.samples, slice.heads / sharers_of(a)}; }
 
 void set_types(graph::Graph &g) {
@@ -275,7 +275,7 @@ State *state_of(Device *device, const Attention *a) {
     cudnnStatus_t status = cudnnCreate(&state->handle);
     if (status != CUDNN_STATUS_SUCCESS) {
         state->broken = true;
-        notice(device, a, std::string("cuDNN does not start (") + cudnnGetErrorString(status) + ")");
+        notice(device, a, std::string("cuDNN failed to start (") + cudnnGetErrorString(status) + ")");
     }
     return state;
 }
@@ -368,7 +368,7 @@ size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD, int groups)
     size_t one_sample = std::min(deterministic_bytes(1, NH, T, HD, sharers > 1), SCORES_BYTES_MOST);
     size_t one_group = deterministic_bytes(1, least, T, HD, sharers > 1);
     size_t each_head = sharers > 1 ? 3 * default_bytes(B, NH, T, HD) : 0;
-    // Monotonic in B and T.
+    // The result is monotonic in B and T.
     return SEED_BYTES + std::max({default_bytes(B, NH, T, HD), one_group, one_sample, each_head});
 }
 

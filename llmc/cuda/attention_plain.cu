@@ -134,7 +134,7 @@ static __device__ __forceinline__ int first_key_of_tile(const Call &a, const Hea
     return __reduce_min_sync(0xFFFFFFFFu, least);
 }
 
-// --- products ------------------------------------------------------------------------------------
+// --- matrix products -----------------------------------------------------------------------------
 
 typedef wmma::fragment<wmma::accumulator, 16, 16, 16, float> Accumulator;
 typedef wmma::fragment<wmma::matrix_a, 16, 16, 16, __nv_bfloat16, wmma::row_major> LeftRows;

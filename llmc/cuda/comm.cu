@@ -146,8 +146,8 @@ static bool check_groups(void *context, char *what, size_t bytes) {
     return false;
 }
 
-// nccl_begin and nccl_end enclose every NCCL call. It may block until the other ranks call too; the
-// watchdog limits this time.
+// nccl_begin and nccl_end enclose every NCCL call, which may block until the other ranks make the
+// same call. The watchdog limits this time.
 static void nccl_begin(const Group *group) { heartbeat_waiting(group->comm->site, true); }
 static void nccl_end(const Group *group, ncclResult_t result, const char *what) {
     ncclResult_t async = ncclSuccess;
@@ -372,9 +372,9 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
 //    before NCCL creates its own.
 // 3. Free SMs. Links occupy 6 * LINK_CHANNELS = 12 of 100 or more SMs. No kernel of this program
 //    needs all its blocks resident at once, so each completes on the remaining SMs.
-// 4. The host. At the first launch of a kernel, CUDA may wait for all work on the GPU. So stages
-//    launch the kernels of forward, backward (gpt_needs_warm_up) and of the reductions in every
-//    micro-batch (zero_warm_up) once before the first message. Other kernels run first in the
+// 4. The host. At the first launch of a kernel, CUDA may wait for all work on the GPU. So before
+//    the first message, stages launch once each kernel of forward and backward (gpt_needs_warm_up)
+//    and of the reductions in every micro-batch (zero_warm_up). Other kernels run first in the
 //    backward pass of the last micro-batch. All messages pending at that time complete without
 //    later work of this rank (test_pipeline.c): all hidden states have arrived, later stages have
 //    all inputs for the pending gradients, and the gradient of the tied embedding is sent later.
@@ -459,7 +459,7 @@ static void close_link(Link *link) {
 
 // --- the end -------------------------------------------------------------------------------------
 
-// Closing a communicator waits for its other ranks, so all ranks use the order of comm_connect.
+// Closing a communicator waits for its other ranks. All ranks use the order of comm_connect.
 void comm_close(Mesh *mesh) {
     if (mesh->world.comm) heartbeat_set_check(mesh->world.comm->site, NULL, mesh);
     for (int i = 0; i < MESH_GROUPS; i++) {

@@ -8,10 +8,10 @@
 #include "llmc/ops.h"
 
 #if CUDART_VERSION < 12000
-#error "CUDA 12.0 or newer is needed; install a newer toolkit and name it with CUDA_HOME"
+#error "CUDA 12.0 or newer is required; install a newer toolkit and set CUDA_HOME to its path"
 #endif
 
-static_assert(sizeof(floatX) == 2, "the CUDA backend is bf16; PRECISION=fp32 is for the CPU backend");
+static_assert(sizeof(floatX) == 2, "the CUDA backend supports only bf16; use the CPU backend for fp32");
 
 enum { WARP = 32 };
 
@@ -124,7 +124,7 @@ template <class Kernel> inline void allow_shared(Stream *s, Kernel kernel, size_
                cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), what);
 }
 
-// --- fast functions, for ops outside the exact regime --------------------------------------------
+// --- fast approximations, for ops outside the exact regime ---------------------------------------
 
 // 2^x and 1 / x with a relative error of about 2^-22, in one instruction each. Denormal results are
 // flushed to zero.

@@ -19,8 +19,8 @@
 
 // --- errors --------------------------------------------------------------------------------------
 
-// cudaErrorContained, which older toolkits do not define: a fault of the hardware or of a peer's
-// memory that affects only this process.
+// cudaErrorContained, which older toolkits do not define. It reports a fault of the hardware or of
+// a peer's memory that affects only this process.
 enum { ERROR_CONTAINED = 226 };
 
 // A hardware failure during training is EXIT_COMMUNICATION, because a restart may help. Before
@@ -214,7 +214,7 @@ static void slot_destroy(DeviceSlot *slot) {
 
 void device_close(Device *device) {
     if (!device) return;
-    cuda_check(device->site, cudaDeviceSynchronize(), "ending the GPU's work");
+    cuda_check(device->site, cudaDeviceSynchronize(), "waiting for the GPU's work");
     slot_destroy(&device->attention);
     slot_destroy(&device->linear);
     free(device);
@@ -355,7 +355,7 @@ void stream_destroy(Stream *stream) {
 }
 
 const Site *stream_site(const Stream *stream) { return stream->device->site; }
-// Tells the heartbeat that this rank waits, because the GPU may be waiting for other ranks.
+// Reports to the watchdog that this rank waits, because the GPU may be waiting for other ranks.
 void stream_synchronize(Stream *stream) {
     heartbeat_waiting(stream_site(stream), true);
     cuda_check(stream_site(stream), cudaStreamSynchronize(stream->handle), "the GPU's work");
@@ -386,7 +386,7 @@ void stream_wait(Stream *stream, Event *event) {
                "waiting for an event");
 }
 
-// Host work in a stream. Its context follows in the same allocation.
+// A host function that a stream runs. Its context follows in the same allocation.
 struct alignas(16) HostCall {
     HostWork work;
 };
@@ -402,7 +402,7 @@ void stream_host_call(Stream *stream, HostWork work, const void *context, size_t
     call->work = work;
     memcpy(call + 1, context, bytes);
     cuda_check(stream_site(stream), cudaLaunchHostFunc(stream->handle, run_host_call, call),
-               "starting work of the host");
+               "starting a host function");
 }
 
 void event_synchronize(Event *event) {

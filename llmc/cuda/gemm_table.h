@@ -1,7 +1,7 @@
 // Shapes for which another result of cuBLASLt's heuristic runs faster than the first one. Generated
 // by dev/bench/gemm_search.cu on an H200 and confirmed in a trace of the step
 // (dev/bench/kernel_trace.c). A row for "dx through GELU" also makes linear.cu fuse GELU' into the
-// GEMM; without it GELU' is a separate pass. The table is used only with this library version and
+// GEMM; otherwise GELU' is a separate pass. The table is used only with this library version and
 // GPU family.
 #pragma once
 #include <stdint.h>

@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(ROW_THREADS) scores_kernel(Chunk a) {
 // --- the op --------------------------------------------------------------------------------------
 
 // Adds the weighted losses to *loss_sum. Thread t adds rows t, t + 1024, ... in order, then the
-// threads' sums are added in a fixed tree. Deterministic, but not the order of the CPU backend.
+// threads' sums are added in a fixed tree. Deterministic, but in another order than on CPUs.
 __global__ void __launch_bounds__(1024) loss_sum_kernel(Head a) {
     __shared__ float shared[32];
     float sum = 0.0f;

@@ -13,7 +13,7 @@ struct Drawing {
     int64_t pairs;          // threads per run, at least its number of pairs
 };
 
-// std < 0: ones.
+// Draws normal values, or writes ones if std is negative.
 __global__ void __launch_bounds__(INIT_THREADS) init_weights_kernel(Drawing d) {
     for (int64_t i = (int64_t)blockIdx.x * INIT_THREADS + threadIdx.x; i < d.runs * d.pairs;
          i += (int64_t)gridDim.x * INIT_THREADS) {

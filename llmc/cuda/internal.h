@@ -61,8 +61,8 @@ static inline Device *stream_device(Stream *stream) { return stream->device; }
 // Ends the job if a CUDA call failed: with EXIT_COMMUNICATION if the hardware failed during
 // training, otherwise with EXIT_ENVIRONMENT. what: the call, such as "copying to the device".
 void cuda_check(const Site *site, cudaError_t status, const char *what);
-// Ends the job if the GPU has failed. Call it before reporting an error of a library, which may be
-// a consequence.
+// Ends the job if the GPU has failed. Call it before reporting a library error, which the failure
+// may have caused.
 void cuda_check_gpu(const Site *site);
 // Ends the job if the latest kernel launch failed. Errors inside kernels are reported by later
 // calls.
@@ -110,14 +110,14 @@ enum { GEMM_ANSWERS = 48 };
 bool gemm_by_answer(Stream *stream, const Gemm *g, int answer);
 int gemm_form(const Gemm *g);  // transposes, accumulation and epilogue as a key of gemm_table.h
 
-// The matrix products of a linear layer, with the same names as in the CPU backend. y = x w^T: c
-// (m, n) = a b^T, a (m, k), b (n, k).
+// The matrix products of a linear layer, with the same names as in the CPU backend.
+// For y = x w^T: c (m, n) = a b^T, with a (m, k) and b (n, k).
 void matmul_nt(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k,
                void *workspace);
-// dx = dy w: c (m, n) = a b, a (m, k), b (k, n).
+// For dx = dy w: c (m, n) = a b, with a (m, k) and b (k, n).
 void matmul_nn(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k,
                void *workspace);
-// dw += dy^T x: c (m, n) += a^T b, or = with overwrite, a (k, m), b (k, n). c is fp32.
+// For dw += dy^T x: c (m, n) += a^T b (= with overwrite), with a (k, m) and b (k, n). c is fp32.
 void matmul_tn(Stream *stream, float *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k,
                bool overwrite, void *workspace);
 

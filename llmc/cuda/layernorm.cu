@@ -3,7 +3,7 @@
 // keeps a row in registers, and backward keeps it in shared memory.
 //
 // In forward, W warps process a row, V vectors of 8 elements per lane. A block has one row, or 8
-// rows of one warp each. Sums have a fixed order: first per lane, then a butterfly over the warp,
+// rows if W is 1. Sums have a fixed order: first per lane, then a butterfly over the warp,
 // then warp by warp. Backward sums parameter gradients per block in registers, then over the
 // blocks.
 //
@@ -148,7 +148,7 @@ template <int W, int V> static void run_forward(Stream *s, const LayerNorm &a) {
     check_launch(s, "LayerNorm forward");
 }
 
-// Uses the smallest number of threads per row that need at most 3 vectors per lane.
+// Uses the fewest threads per row for which a lane has at most 3 vectors.
 static void launch_forward(Stream *s, const LayerNorm &a) {
     int vectors = row_vectors(a.C);
     if (vectors <= 32) return run_forward<1, 1>(s, a);
@@ -230,11 +230,11 @@ static __device__ __forceinline__ void branch_gradient(const NormBackward &a, in
     for (int e = 0; e < PACKED; e++) sum[e] += x[e];
 }
 
-// Computes one thread's columns of a row: adds the gradient of x to dresidual, writes dbranch, and
-// adds to the parameter gradients.
 struct ColumnSums {
     float of[PARAMETERS][PACKED];
 };
+// Computes 8 columns of a row: adds the gradient of x to dresidual, writes dbranch, and adds to the
+// parameter gradients.
 template <bool DROPS>
 static __device__ __forceinline__ void column_gradient(const NormBackward &a, int64_t row, int c,
                                                        const uint4 *inputs, int64_t stride,
@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1
         if (t.stages == 1) __syncthreads();
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
-    __syncthreads();  // store_sums reuses the memory of the tiles
+    __syncthreads();  // store_partials overwrites the tiles
     store_partials<V>(a, t, sums, reinterpret_cast<float *>(tiles));
 }
 
@@ -413,7 +413,7 @@ static void join_partials(Stream *s, const NormBackward &a, int blocks) {
     check_launch(s, "LayerNorm backward, sums over blocks");
 }
 
-// Returns tiles of at most 56 KiB, or of one row, so that several blocks share an SM.
+// Chooses tiles of at most 56 KiB (but at least one row), so that several blocks fit on an SM.
 static BackwardTiles backward_tiles(Stream *s, int C) {
     BackwardTiles t = {};
     t.vectors = row_vectors(C);
@@ -447,7 +447,7 @@ static void launch_backward(Stream *s, NormBackward a, BackwardTiles t) {
     join_partials(s, a, blocks);
 }
 
-// --- backward of the sum alone -------------------------------------------------------------------
+// --- backward of a residual addition without a norm ----------------------------------------------
 
 // Each block processes SLAB columns of every gridDim.x-th group of SUM_WARPS rows, one row per warp
 // at a time, and combines the sums of its warps in shared memory.

@@ -71,7 +71,7 @@ static inline void limits_attention_notice(int T, bool documents, char *text, si
 // Minimum size of the scratch memory in bytes; micro-batches of millions of rows need more. The
 // backward pass of the embedding stores sorted keys, row indices and sorted row indices (N each),
 // the sort's memory, and two fp32 rows per chunk of rows that a warp sums. LayerNorm's backward
-// pass uses as much as there is.
+// pass uses as much of it as is available.
 #define SCRATCH_LEAST ((size_t)64 << 20)
 enum { CHUNK_ROWS = 32, CHUNKS_LEAST = 256 };
 

@@ -227,8 +227,8 @@ static bool choose_algorithm(const Site *site, cublasLtHandle_t handle, GemmPlan
     return answer < count;
 }
 
-// answer: index of the heuristic's result, or -1 for the choice of gemm_table.h. *exists: set to
-// false if the heuristic has fewer results, only when the plan is created; may be NULL.
+// answer: index of the heuristic's result, or -1 for the choice of gemm_table.h. When it creates
+// the plan, sets *exists to false if the heuristic has fewer results. exists may be NULL.
 static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm *g, int answer,
                                  bool *exists) {
     GemmKey key = gemm_key(g, answer);
@@ -252,15 +252,15 @@ static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm 
     return plan;
 }
 
-// --- products ------------------------------------------------------------------------------------
+// --- matrix products -----------------------------------------------------------------------------
 
 bool gemm_by_answer(Stream *stream, const Gemm *g, int answer) {
     Device *device = stream_device(stream);
     LinearState *state = linear_state(device);
     bool exists = true;
     const GemmPlan *plan = find_plan(device, state, g, answer, &exists);
-    // Plans may share the pointers' fields: cuBLASLt reads them during the call, and a device is
-    // used by one host thread.
+    // Calls may overwrite the plan's pointers, because cuBLASLt reads them before it returns, and
+    // only one host thread uses a device.
     set_pointers(device->site, plan->operation, g);
     float one = 1.0f, beta = g->accumulate ? 1.0f : 0.0f;
     blas_check(device->site,

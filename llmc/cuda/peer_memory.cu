@@ -21,7 +21,7 @@
 #include "llmc/ranks/peers.h"
 
 enum { MAX_PEERS = 16 };
-// Time limit for the first flags, which may arrive after the end of the stream that wrote them.
+// Time limit for the first flags. They may arrive after the stream that wrote them has completed.
 #define PATIENCE_SECONDS 2.0
 
 // Driver functions, looked up in libcuda.so at run time: a program linked against libcuda.so would
@@ -32,14 +32,14 @@ typedef CUresult (*AddressRange)(CUdeviceptr *, size_t *, CUdeviceptr);
 // A memory range that every rank of the node shares with the others.
 typedef struct Region {
     uint8_t *of[MAX_PEERS];   // address of rank r's range in this process
-    void *mapped[MAX_PEERS];  // IPC mapping that contains it, NULL for this rank's own range
+    void *mapped[MAX_PEERS];  // IPC mapping that contains the range, NULL for this rank's own
     size_t bytes;
 } Region;
 
 struct PeerMemory {
     Device *device;
     const Site *site;
-    Peers node;  // has no site: the functions below tell the heartbeat themselves when they wait
+    Peers node;  // without a site, because the functions below report their waits themselves
     int rank, size;
     BatchMemOp batch;
     AddressRange address_range;
@@ -107,7 +107,7 @@ static bool reach(Region *region, const Offer *offer, int r, Error *err) {
            system_error(err, "reading the memory of rank %d of the node gives wrong data", r);
 }
 
-// Maps the range at `memory` of each rank in all other ranks. Collective. Maps nothing on failure.
+// Maps each rank's range at `memory` into all other ranks. Collective. Maps nothing on failure.
 static bool open_region(const PeerMemory *n, Region *region, void *memory, size_t bytes, Error *err) {
     Offer own, offer[MAX_PEERS];
     memset(region, 0, sizeof *region);
