@@ -10,11 +10,11 @@
 
 typedef struct Golden {
     char *bytes;  // the whole file, then a NUL
-    size_t size;  // of the file
-    size_t text;  // bytes of the text part; the data follow
+    size_t size;  // size of the file in bytes
+    size_t text;  // size of the text part in bytes; the data follows it
 } Golden;
 
-// Reads the file whole. False when it is missing or is no golden file. golden_close frees it.
+// Reads the whole file. Returns false if it is missing or invalid. golden_close frees the memory.
 static inline bool golden_open(Golden *g, const char *path) {
     *g = (Golden){0};
     FILE *file = fopen(path, "rb");
@@ -30,8 +30,8 @@ static inline bool golden_open(Golden *g, const char *path) {
 }
 static inline void golden_close(Golden *g) { free(g->bytes); }
 
-// The data of tensor `name`, which must be of this type ("f32", "bf16", "i32"); *count (may be
-// NULL) receives the number of elements. NULL, and 0 elements, when there is no such tensor.
+// Returns the data of tensor `name`, which must be of this type ("f32", "bf16", "i32"), and stores
+// the number of elements in *count (may be NULL). Returns NULL and stores 0 if there is none.
 static inline const void *golden_tensor(const Golden *g, const char *name, const char *type, int64_t *count) {
     size_t length = strlen(name);
     if (count) *count = 0;

@@ -129,8 +129,8 @@ enum {
     LAYOUT_FLAGS = 5,
     SHARD_FLAGS = 4
 };
-// With more CPU ranks than this the model has a quarter of the parameters, because they share few
-// cores and one process simulates them all.
+// Above this number of CPU ranks the model has a quarter of the parameters, because the ranks share
+// few cores and one process simulates all of them.
 enum { FEW_RANKS = 4 };
 static const char *const few_ranks_size[SIZE_FLAGS] = {"--hidden-size", "128", "--num-attention-heads", "2",
                                                        "--vocab-size",  "999"};
@@ -199,8 +199,8 @@ static bool configure(Model *m, bool shared, Error *err) {
     return config_finish(&m->config, mesh->world.size, end_of_document + 1, end_of_document, err);
 }
 
-// If several ranks hold the same elements, only the first one counts them in the norm. Computed
-// here independently, to detect errors in the model's table.
+// Marks tensors that an earlier rank already counts in the gradient norm. Does not use the flags of
+// the model's table, to detect errors in them.
 static void set_uncounted(Model *m) {
     const Mesh *mesh = m->rank->mesh;
     for (int t = 0; t < m->gpt.tensors; t++) {
@@ -313,7 +313,7 @@ static void load_tokens(Model *m, Pass *pass) {
     free(positions);
 }
 
-// Forward and backward of a step's micro-batches.
+// Runs forward and backward for the micro-batches of a step.
 static void run_micro_batches(Model *m, int count) {
     Pass pass;
     PassSchedule schedule = gpt_schedule(&m->gpt, count, true);
@@ -325,8 +325,8 @@ static void run_micro_batches(Model *m, int count) {
     gpt_end_backward(&m->gpt);
 }
 
-// A bucket is reduced once zero_reduce_unit has been called for all of its units. This makes it
-// wait for `more` additional calls. With HELD, a backward pass reduces nothing.
+// Makes every bucket wait for `more` calls of zero_reduce_unit in addition to one per unit before
+// it is reduced. With HELD, a backward pass reduces nothing.
 static void hold_back(Model *m, int more) {
     for (int b = 0; b < m->zero->base.layout.buckets; b++) {
         const Bucket *bucket = &m->zero->base.layout.bucket[b];
@@ -334,8 +334,8 @@ static void hold_back(Model *m, int more) {
     }
 }
 
-// Warms up like a pipeline stage before the first forward pass of a step. The only effect must be
-// on traffic counts.
+// Warms up communication, as a pipeline stage does before the first forward pass of a step. This
+// must change only the traffic counts.
 static void warm_up(Model *m) {
     zero_warm_up(m->zero, true);
     for (int again = 0; again < 2; again++) {
@@ -348,8 +348,8 @@ static void warm_up(Model *m) {
     zero_warm_up(m->zero, false);
 }
 
-// Runs the trainer's step before zero_update, with this many micro-batches. overlapped: reduces
-// layers as they complete; otherwise nothing is reduced.
+// Runs the part of the trainer's step before zero_update. overlapped: reduces layers as they
+// complete; otherwise reduces nothing.
 static void backward(Model *m, uint32_t step, int micro_batches, bool overlapped) {
     zero_step_begins(m->zero, step);
     if (!overlapped) hold_back(m, HELD);
@@ -374,7 +374,7 @@ static void collect(Model *m) {
     collect_gradients(m);
 }
 
-// Clears the gradients of 1-D tensors, which accumulate, as zero_update does.
+// Clears the accumulated gradients of 1-D tensors, as zero_update does.
 static void clear_tails(Model *m) {
     for (int b = 0; b < m->zero->base.layout.buckets; b++) {
         const Bucket *bucket = &m->zero->base.layout.bucket[b];
@@ -394,8 +394,8 @@ static void whole_gradients(Model *m, uint32_t step, int first, int count) {
     download(m, m->found, whole->zero->grads.whole, arena_bytes(m));
 }
 
-// Copies buckets to m->local: if `stay`, the buckets whose gradients accumulate over micro-batches,
-// otherwise the others.
+// Copies to m->local the buckets whose gradients accumulate over micro-batches if `stay`, or all
+// other buckets.
 static void take_buckets(Model *m, bool stay) {
     for (int b = 0; b < m->zero->base.layout.buckets; b++) {
         const Bucket *bucket = &m->zero->base.layout.bucket[b];
@@ -514,8 +514,8 @@ static bool same_bits(const Model *m, uint32_t step, const char *what, const flo
     return complain(m, step, what, i);
 }
 
-// In the arena this rank's ranges must contain the reduced gradient, and the rest the local
-// gradients. updated: after AdamW, which clears gradients of 1-D tensors.
+// This rank's ranges of the arena must contain the reduced gradient, all others the local gradient.
+// updated: after AdamW, which clears the gradients of 1-D tensors.
 static bool same_gradients(const Model *m, uint32_t step, bool updated) {
     const BucketLayout *plan = &m->zero->base.layout;
     int64_t rank = m->rank->mesh->dp.rank;
@@ -580,7 +580,8 @@ static bool same_status(Model *m, uint32_t step) {
         if (records[r].sum_squares != m->records[r].sum_squares || records[r].loss != m->records[r].loss) {
             return complain(m, step, "different record", r);
         }
-        if (records[r].fault) return complain(m, step, "a message's checksum", (int64_t)records[r].fault);
+        if (records[r].fault)
+            return complain(m, step, "payload with a wrong checksum", (int64_t)records[r].fault);
     }
     StepStatus control = zero_step_status(m->zero, 0);
     if (!control.applied) return complain(m, step, "step was skipped", 0);
@@ -643,19 +644,19 @@ static WireBytes planned_bytes(const Model *m) {
     return sum;
 }
 
-// The bytes sent in one step must be exactly as planned.
+// A step must send exactly the planned number of bytes.
 static bool same_traffic(const Model *m, uint32_t step, Traffic before, uint64_t records_before) {
     Traffic after = zero_traffic(m->zero);
     WireBytes plan = planned_bytes(m);
     uint64_t records = (uint64_t)(m->rank->mesh->world.size - 1) * sizeof(StepRecord);
     if (after.node - before.node != (uint64_t)(plan.grad_intra + plan.weight_intra)) {
-        return complain(m, step, "bytes inside the node", 0);
+        return complain(m, step, "wrong number of bytes inside the node", 0);
     }
     if (after.rail - before.rail != (uint64_t)(plan.grad_inter + plan.weight_inter)) {
-        return complain(m, step, "bytes between nodes", 0);
+        return complain(m, step, "wrong number of bytes between nodes", 0);
     }
     return comm_sent(&m->rank->mesh->world) - records_before == records ||
-           complain(m, step, "bytes of the records", 0);
+           complain(m, step, "wrong number of bytes of records", 0);
 }
 
 // --- steps and presets ---------------------------------------------------------------------------
@@ -666,7 +667,7 @@ static bool on_all(bool ok) {
     return value != 0;
 }
 
-// Copies the gradients to the simulator and reduces them. Returns false if the reduced ones differ.
+// Reduces the same gradients in the simulator and in Zero. Returns false if the results differ.
 static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *before) {
     backward(m, step, 1, false);
     collect(m);
@@ -680,8 +681,8 @@ static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *befor
 }
 
 // Checks that the gradients of some layers are sharded, which requires separate buckets for layers.
-// With 16 ranks and groups of 256 there are none, because the smallest bucket is larger than a
-// layer.
+// With 16 ranks and groups of 256 elements no layer has one, because the smallest bucket is larger
+// than a layer.
 static bool some_shared(const Model *m, uint32_t step) {
     int shared = 0;
     for (int b = 0; b < m->zero->base.layout.buckets; b++)

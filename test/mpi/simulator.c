@@ -19,7 +19,7 @@ static float tree_of(const float *x, int n) {
     return n == 1 ? x[0] : tree_of(x, n / 2) + tree_of(x + n / 2, n / 2);
 }
 
-// Quantizes and decodes one group of EDEN.
+// Quantizes and decodes one EDEN group.
 static void send_eden(float *x, uint32_t largest, int bits) {
     float z[256], term[256], sign[256];
     EdenLift e = eden_lift(largest);
@@ -251,8 +251,8 @@ void simulator_reduce(Simulator *sim, float *const *grads, uint32_t step) {
 
 // --- the norm -----------------------------------------------------------------------------------
 
-// Sums the squares of n values as a perfect binary tree that is padded with zeros. The left half
-// has the largest power of two below n.
+// Sums the squares of n values as a perfect binary tree that is padded with zeros. The size of the
+// left half is the largest power of two below n.
 static float tree_of_squares(const float *x, int64_t n) {
     if (n == 0) return 0.0f;
     if (n == 1) return x[0] * x[0];
@@ -296,7 +296,7 @@ void simulator_records(Simulator *sim, const float *losses) {
 
 // --- the step status -----------------------------------------------------------------------------
 
-// Updates one running mean of step_status.h. Returns the limit for the value.
+// Updates a running mean as in step_status.h. Returns the limit above which a value is a spike.
 static float follow(SpikeTrack *track, float value, float factor, int64_t before, bool finite) {
     float limit = INFINITY;
     if (factor > 0 && before >= 32)
@@ -353,7 +353,7 @@ static void judge(Simulator *sim, const SimulatedWorld *world, float lr_if_appli
 
 // --- AdamW --------------------------------------------------------------------------------------
 
-// Records a refused update of an element in its owner's fault: the first affected bucket.
+// Records that an element's update was refused. The owner's fault names the first such bucket.
 static void refuse(Simulator *sim, const Place *place, int64_t at) {
     const BucketLayout *layout = sim->options.layout;
     int b = 0;

@@ -1,6 +1,6 @@
-// Checkpoints of several ranks: saved with odd slice boundaries, and read with other boundaries and
-// by other numbers of ranks. If one rank fails, all ranks report the same error and the previous
-// checkpoint is unchanged. Run with 1, 2, 4, ... ranks.
+// Saves checkpoints from several ranks with odd slice boundaries, and reads them with other
+// boundaries and other numbers of ranks. If one rank fails, all ranks report the same error and the
+// previous checkpoint is unchanged. Run with 1, 2, 4, ... ranks.
 #include <dirent.h>
 #include <mpi.h>
 #include <signal.h>
@@ -262,7 +262,7 @@ static void test_bad_slices(Test *t) {
     Error err = {0};
     prepare(&s, t, 200);
     if (t->rank == t->ranks - 1) s.slices[0].tensor = "none";
-    check(t, same_error(!save_whole(&s.save, &err), &err, "'none'"), "an unknown tensor on one rank");
+    check(t, same_error(!save_whole(&s.save, &err), &err, "'none'"), "all ranks report an unknown tensor");
     prepare(&s, t, 200);
     if (t->rank == 0) s.save.slice_count--;
     bool ok = save_whole(&s.save, &err);
@@ -271,13 +271,13 @@ static void test_bad_slices(Test *t) {
     int64_t missing = s.slices[s.save.slice_count].hi - s.slices[s.save.slice_count].lo;
     MPI_Bcast(&missing, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
     check(t, missing == 0 ? ok : same_error(!ok, &err, "no rank saves weight of 'one'"),
-          "a slice that no rank saves");
+          "all ranks report a slice that no rank saves");
     prepare(&s, t, 300);
     if (t->rank == t->ranks - 1)
         s.slices[0].hi = s.slices[0].lo, s.slices[1] = (Slice){"wte", SLICE_EXP_AVG, 0, 7007, {0, 0}, 0};
     ok = save_whole(&s.save, &err);
     check(t, same_error(!ok, &err, t->ranks > 1 ? "overlap" : "no rank saves master of 'wte'"),
-          "overlapping slices of two ranks");
+          "all ranks report overlapping slices");
     check(t, clean(t), "failed saves leave no files");
 }
 
@@ -306,7 +306,7 @@ static void test_background(Test *t) {
     CheckpointJob *job = checkpoint_begin(&s.save, &err);
     bool ok = job != NULL, done = false;
     int parts = 0;
-    memset(s.slices, 0, sizeof s.slices);  // the job must have a copy
+    memset(s.slices, 0, sizeof s.slices);  // the job must use its own copy
     while (ok && !done) {
         int busy = 1;
         while (busy) {
@@ -348,7 +348,7 @@ static void test_background_fails(Test *t) {
     bool ok = job != NULL, done = false;
     while (ok && !done) ok = checkpoint_advance(job, &done, &err);
     setrlimit(RLIMIT_FSIZE, &before);
-    check(t, same_error(!ok, &err, "File too large"), "a rank that cannot write in the background");
+    check(t, same_error(!ok, &err, "File too large"), "a failed background write stops all ranks");
     checkpoint_job_free(job);
     free(s.save.staging);
     MPI_Barrier(MPI_COMM_WORLD);
@@ -378,7 +378,7 @@ static void test_short_staging(Test *t) {
     check(t, save_whole(&s.save, &err), "save the previous iteration again");
 }
 
-// If an old checkpoint cannot be deleted, the save still succeeds, and the job has a warning.
+// If an old checkpoint cannot be deleted, the save still succeeds, and the job reports a warning.
 static void test_old_one_stays(Test *t) {
     Saved s;
     Error err = {0};
@@ -429,7 +429,7 @@ static void test_damage(Test *t) {
     check(t, same_error(!c, &err, path), "all ranks name the truncated shard");
     checkpoint_close(c);
     c = open_exactly(t->save, 700, MPI_COMM_WORLD, &err);
-    check(t, same_error(!c, &err, "iter_0000700"), "a missing checkpoint");
+    check(t, same_error(!c, &err, "iter_0000700"), "all ranks report a missing checkpoint");
     checkpoint_close(c);
 }
 

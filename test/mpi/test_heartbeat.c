@@ -49,8 +49,8 @@ static void report(int rank, const char *name, bool ok) {
     failures += !all;
 }
 
-// Marks all ranks except `busy` (-1: none) as waiting. Returns what heartbeat_find_busy reports on
-// the first of them.
+// Marks all ranks except `busy` (-1: none) as waiting. Returns the result of heartbeat_find_busy on
+// the first waiting rank.
 static bool asked(Site *site, int size, int busy, char *text, size_t bytes) {
     int asks = busy == 0 ? 1 : 0;
     bool blames = false;
@@ -74,7 +74,7 @@ static bool busy_rank_is_named(Site *site, int size, int busy) {
     return blames && !strcmp(text, expected);
 }
 
-// A wait within its limit succeeds and ends.
+// After a wait within its limit, no rank is reported as busy.
 static bool waits_end(Site *site) {
     Peers everyone = {MPI_COMM_WORLD, 60, site};
     char text[512];
@@ -102,7 +102,7 @@ static bool single_rank_watches_itself(const Site *site) {
     return ok && !other.heartbeat;
 }
 
-// test_heartbeat STALLS: the device of a single rank hangs, so its watchdog must end it.
+// test_heartbeat STALLS: the device of a single rank hangs, so the rank's watchdog must end it.
 static int stall(void) {
     Site site = {0, 0, 0, 3, "update", NULL, NULL};
     watchdog_open(&site, MPI_COMM_SELF, 1, 0.2);
@@ -159,7 +159,7 @@ static int break_link(void) {
     return 0;
 }
 
-// The watchdog calls a check while it is set, even without a time limit.
+// As long as a check is set, the watchdog calls it, even without a time limit.
 static bool check_runs_every_beat(void) {
     Site site = {0, 0, 0, 3, "update", NULL, NULL};
     Looks looks = {0}, others = {0};
@@ -260,7 +260,7 @@ static bool ends_without_memory(char *text, size_t bytes) {
            strstr(text, "for the heartbeat");
 }
 
-// With a time limit, a rank must not train without a watchdog; without one, it needs none.
+// With a time limit, a rank must not train without a watchdog. Without a limit it needs none.
 static bool ends_without_threads(char *text, size_t bytes) {
     const char *says =
         "cannot start the watchdog thread: Resource temporarily unavailable; raise "

@@ -65,7 +65,7 @@ static bool collectives(const Mesh *m, const Group *group) {
     comm_all_gather(group, recv, BYTES, NULL);
     ok = ok && arrived(m, group, recv, true);
     bool counted = comm_sent(group) == 2 * (uint64_t)(group->size - 1) * BYTES;
-    return ok && (counted || complain(m, group->name, "bytes sent", (int)comm_sent(group)));
+    return ok && (counted || complain(m, group->name, "wrong number of bytes sent", (int)comm_sent(group)));
 }
 
 static bool test_shape(Mesh *mesh, Device *device) {

@@ -76,7 +76,7 @@ static bool run(const Case *c, int rank) {
     double took = monotonic_seconds() - start;
     watchdog_close(&site);
     complete_wait(everyone, c->comes[rank] || c->late > 0);
-    // The wait's time limit, then one for finding the missing nodes and one for agreeing.
+    // Three time limits: for the wait, for finding the missing nodes, and for agreeing on them.
     bool ok = as_expected(c, &found, rank) && took < 3 * LIMIT + 5;
     if (!ok) fprintf(stderr, "# rank %d: lost %d, left %d, %.1f s\n", rank, found.lost, found.left, took);
     node_recovery_disarm(&site);

@@ -23,7 +23,7 @@
 #include "test/mpi/simulator.h"
 #include "test/leaks.h"
 
-// A tensor without model-parallel split.
+// A tensor that model parallelism does not split.
 #define MATRIX(NUMEL, UNIT) \
     { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
 #define VECTOR(NUMEL, UNIT) \
@@ -495,7 +495,7 @@ static GradShard own_grads(const Trial *t, int b) {
     return (GradShard){own, own + bucket->matrix_per_rank};
 }
 
-// Reduces a micro-batch. The first one stores its sums; the others add theirs.
+// Reduces a micro-batch. The first one stores its sums, later ones add theirs.
 static void reduce(Trial *t, uint32_t step, int micro_batch) {
     local_gradient(t, t->local, t->machine->rank, step, micro_batch);
     upload(t, t->grads, t->local, (size_t)t->layout.arena_elements * sizeof(float));
@@ -776,7 +776,7 @@ static void count_lossless(const Trial *t, WireBytes *sum) {
     sum->weight_intra = others * nodes * bytes;
 }
 
-// The bytes sent in one step must be exactly as planned.
+// A step must send exactly the planned number of bytes.
 static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
     Sent after = sent_by(t->mesh);
     WireBytes layout = layout_wire_bytes(&t->layout, &t->tlq.grad_format, &t->preset->weight);
@@ -786,18 +786,18 @@ static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
     layout.grad_intra *= t->micro_batches;
     layout.grad_inter *= t->micro_batches;
     if (after.node - before->node != (uint64_t)(layout.grad_intra + layout.weight_intra)) {
-        return complain(t, step, "bytes inside the node", 0);
+        return complain(t, step, "number of bytes inside the node", 0);
     }
     if (after.rail - before->rail != (uint64_t)(layout.grad_inter + layout.weight_inter)) {
-        return complain(t, step, "bytes between nodes", 0);
+        return complain(t, step, "number of bytes between nodes", 0);
     }
-    if (after.world - before->world != records) return complain(t, step, "bytes of the records", 0);
+    if (after.world - before->world != records) return complain(t, step, "number of bytes of records", 0);
     if (t->preset->shape != ALIGNED || t->tlq.grad_format.chunks != 1) return true;
     WireFormula f = layout_wire_formula(&t->layout, &t->tlq.grad_format, &t->preset->weight);
     bool same = (double)layout.grad_intra == f.grad_intra && (double)layout.grad_inter == f.grad_inter &&
                 (double)layout.weight_intra == f.weight_intra &&
                 (double)layout.weight_inter == f.weight_inter;
-    return same || complain(t, step, "the formula of the bytes", 0);
+    return same || complain(t, step, "byte count of layout_wire_formula", 0);
 }
 
 // On rank 0, checks the relative L2 error of the reduced gradient against the mean in double.

@@ -76,7 +76,7 @@ static void same_bits(void **state) {
     assert_text(&json, "0.1 512.34");
 }
 
-// Text that exceeds the buffer's capacity is appended byte by byte and at once.
+// Appends text that exceeds the buffer's capacity, byte by byte and in one call.
 static void text_grows(void **state) {
     Text text = {0}, twice = {0};
     for (int i = 0; i < 5000; i++) text_add(&text, "%c", 'a' + i % 26);

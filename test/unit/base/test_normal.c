@@ -110,8 +110,8 @@ static void extreme_bits_give_finite_numbers(void **state) {
     assert_true(fabs(pair[0] - sqrt(2 * 53 * log(2.0))) < 1e-14 && pair[1] == 0.0);
 }
 
-// If these bits changed, seeds would give other initial weights. mpmath with 200 bits and an
-// independent Philox gives the same values, except for the last bit of the two marked ones.
+// If these bits changed, a seed would give other initial weights. mpmath with 200 bits and an
+// independent Philox give the same values, except for the last bit of the two marked ones.
 static void golden_bits(void **state) {
     static const struct {
         uint64_t seed;
@@ -128,8 +128,8 @@ static void golden_bits(void **state) {
             assert_true(number(row[i].seed, row[i].stream, 2 * row[i].pair + (uint64_t)e) ==
                         row[i].normal[e]);
     }
-    // The hash of many values detects a difference in a last bit, for example from another order of
-    // operations or an FMA.
+    // The hash of many values detects differences in the last bit, for example from another order
+    // of operations or an FMA.
     uint64_t hash = 0;
     for (uint64_t i = 0; i < 400000; i++) {
         uint64_t bits = f64_bits(number(1234, 1, i));
@@ -192,7 +192,7 @@ static void weights_are_the_stream(void **state) {
     }
 }
 
-// Parts by rows, columns and both have the same numbers as the unsplit tensor.
+// Parts split by rows, by columns or by both have the same numbers as the unsplit tensor.
 static void parts_have_the_numbers_of_the_whole(void **state) {
     enum { ROWS = 61, COLUMNS = 1003, MOST = ROWS * COLUMNS };
     static const struct {

@@ -1,5 +1,5 @@
-// Tests checkpoints with one rank: saved state loads with other slices and ranges of columns.
-// Errors name the tensor that cannot be saved or loaded.
+// Tests checkpoints with one rank. State loads in other slices and column ranges than it was saved
+// in. Errors name the tensor that cannot be saved or loaded.
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/zero_slices.h"
 #include "test/unit/checkpoint/small_model.h"
@@ -152,7 +152,7 @@ static void names_of_columns(void **state) {
     free(shard);
 }
 
-// No slice has some columns of one kind.
+// Some columns of one kind are in no slice or in two.
 static void missing_columns(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};

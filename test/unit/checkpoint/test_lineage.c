@@ -208,7 +208,7 @@ static void another_run(void **state) {
     assert_non_null(strstr(others, "(iterations 23 to 58, 12 in all)"));
 }
 
-// After resuming from an older checkpoint, later ones belong to an abandoned fork.
+// After resuming from an older checkpoint, the later checkpoints belong to an abandoned fork.
 static void resuming_from_an_older_checkpoint(void **state) {
     Folder *f = (Folder *)*state;
     char others[1400];

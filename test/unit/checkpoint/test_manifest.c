@@ -153,7 +153,7 @@ static void manifest_against_shard(void **state) {
     checkpoint_close(c);
     edit_manifest(f->manifest, text, bytes, "\"weight_dtype\": \"", "\"weight_dtype\": \"F32\", \"w\": \"");
     c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
-    // As F32, the slices do not match the file, and in a bf16 build not the weights' type.
+    // With F32 the slices have another size than in the shard, and in a bf16 build another type.
     if (c) assert_int_equal(read_range(c, 0, SLICE_WEIGHT, 0, 3, 1, &err), !expected);
     checkpoint_close(c);
     assert_one_line(&err);

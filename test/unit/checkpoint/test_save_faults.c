@@ -177,7 +177,7 @@ static int fail_every_call(Folder *f, int64_t iteration, int number) {
 static void every_call_fails(void **state) {
     Folder *f = (Folder *)*state;
     int calls = fail_every_call(f, 6, ENOSPC);
-    assert_true(calls >= 45);  // slices, files, folders
+    assert_true(calls >= 45);  // several per slice, file and folder
     fail_every_call(f, 5, EIO);
     faults.no_exchange = true;
     fail_every_call(f, 5, EACCES);
@@ -228,7 +228,7 @@ static void every_call_fails_in_the_background(void **state) {
     Folder *f = (Folder *)*state;
     manner.background = true;
     int calls = fail_every_call(f, 6, ENOSPC);
-    assert_true(calls >= 25);  // one write for all slices
+    assert_true(calls >= 25);  // fewer, because one write saves all slices
     fail_every_call(f, 5, EIO);
 }
 

@@ -122,7 +122,7 @@ static void folder_locked_by_another_job(void **state) {
     assert_one_line(&err, "another job is saving into");
     assert_int_equal(lock.file, -1);
     save_folder_unlock(&other);
-    // A file has the folder's path.
+    // There is a file at the folder's path.
     lock = locked_folder(f);
     assert_int_equal(folder_remove(f->save), 0);
     assert_true(durable_write_file(f->save, "x", 1, &err));

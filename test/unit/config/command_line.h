@@ -35,7 +35,7 @@ static inline void run_line(Run *run, const char *line, int world) {
         argv[argc++] = word;
     }
     run->ok = config_parse(&run->config, argc, argv, run->notes, sizeof run->notes, &run->err);
-    free(copy);  // finds pointers of the config into argv
+    free(copy);  // with sanitizers, detects pointers into argv
     if (run->ok && world && !run->config.help && !run->config.version) {
         int ranks = run->config.plan_world_size ? run->config.plan_world_size : world;
         run->ok = config_finish(&run->config, ranks, 0, 0, &run->err);
@@ -67,8 +67,8 @@ static inline void json_has(const Config *config, const char *fragment) {
     free(json);
 }
 
-// Resumes a checkpoint of a run with flags `was` with flags `now`, both on 2 ranks. Returns true if
-// it is accepted; the caller then frees the config.
+// Returns true if a run with flags `now` may resume from a checkpoint of a run with flags `was`,
+// both on 2 ranks. The caller then frees the config.
 static inline bool resume(Run *run, const char *was, const char *now) {
     Run saved;
     must_run(&saved, was, 2);

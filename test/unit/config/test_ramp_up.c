@@ -64,7 +64,7 @@ static void ramp_up_counts_iterations_as_megatron(void **state) {
             config_free(&run.config);
         }
     }
-    Run run;  // the program must not count one by one
+    Run run;  // must not loop over the iterations
     must_run(&run,
              RAMPING
              "--train-samples 999999999999999 --global-batch-size 16 --rampup-batch-size 8 8 999999999999998",

@@ -216,7 +216,7 @@ static void bad_lists_from_files(void **state) {
     must_fail(NO_DATA "--per-split-data-args-path /", 0, "/ is not a plain file");
 }
 
-// Another WSD decay than the checkpoint's is an error, as for other flags of the schedule.
+// A WSD decay that differs from the checkpoint's is an error, like other flags of the schedule.
 static void wsd_is_part_of_the_schedule(void **state) {
     Run run, other;
     must_run(&run, SMALL "--lr-decay-style WSD --lr-wsd-decay-iters 4 --lr-wsd-decay-style linear", 1);

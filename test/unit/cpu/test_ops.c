@@ -26,8 +26,8 @@ static void test_exp(void **state) {
 }
 
 static void test_gelu(void **state) {
-    // The limit is far below a hundredth of a bf16 ulp (2^-8 / 100 = 4e-5). It is absolute in the
-    // left tail, where GELU is small.
+    // The relative limit is far below a hundredth of a bf16 ulp (2^-8 / 100 = 4e-5). In the left
+    // tail, where GELU is small, the absolute limit applies.
     for (float x = -30.0f; x < 30.0f; x += 0.00113f) {
         check_close("gelu", (double)gelu(x), gelu_exact((double)x), 1e-6, 1e-7, (int64_t)(x * 1000));
         check_close("gelu'", (double)gelu_derivative(x), gelu_derivative_exact((double)x), 1e-6, 4e-6,
@@ -91,7 +91,7 @@ static void test_dropout_far_elements(void **state) {
         assert_in_range(equal, N / 2 - 200, N / 2 + 200);  // 6 sigma
         for (int j = 0; j < N; j++) assert_true(there[j] == multiplier(d, 3, far[i] + j));
     }
-    // A range across this boundary.
+    // A range that crosses this boundary.
     dropout_multipliers(there, d, 3, far[0] - 13, N);
     for (int j = 0; j < N; j++) assert_true(there[j] == multiplier(d, 3, far[0] - 13 + j));
 }

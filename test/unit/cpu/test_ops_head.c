@@ -128,8 +128,8 @@ static void test_head(void **state) {
     free_all(x, wte, workspace, NULL);
 }
 
-// With more rows than a chunk, one call equals several calls of op_head with fewer rows, and the
-// naive reference.
+// If there are more rows than a chunk has, one call matches several calls of op_head with fewer
+// rows, and the naive reference.
 static void test_head_chunks(void **state) {
     enum { C = 8, VP = 8192 };
     int64_t chunk = op_head_chunk_rows(1 << 20, VP), N = 2 * chunk + 5;
@@ -217,8 +217,8 @@ static void head_of_ranks(Head head, int ranks, int V, float *losses, floatX *dx
     free(all);
 }
 
-// One rank is bitwise identical to op_head; two and four are equal except for rounding. All ranks
-// get the same losses.
+// With one rank the results are bitwise identical to op_head's; with two and four they are equal
+// except for rounding. All ranks get the same losses.
 static void check_head_ranks(int ranks) {
     enum { N = 300, C = 8, V = 8192 };
     Random rng = {13};
@@ -263,8 +263,7 @@ static void test_head_ranks(void **state) {
 
 // --- likelihoods without a loss ------------------------------------------------------------------
 
-// Checks a rank's score of one row in double, with the rounded logits of its columns without
-// padding.
+// Recomputes in double a rank's score of one row, without the padding columns, and compares.
 static void check_score(const HeadScore *score, const Head *h, int64_t row) {
     double max = -INFINITY, sum = 0, target = 0;
     int32_t best = INT32_MAX, wanted = h->targets[row] - h->first_row;

@@ -17,7 +17,7 @@ static floatX *with_own_keys(const floatX *qkv, int64_t rows, int groups, int sh
     return own;
 }
 
-// Reorders each row of Megatron's (groups, sharers + 2, HD) into all queries, all keys, all values.
+// Reorders each row of Megatron-LM's (groups, sharers + 2, HD) to queries, keys, values.
 static floatX *by_kind(const floatX *qkv, int64_t rows, int groups, int sharers, int HD) {
     int vectors = groups * (sharers + 2);
     floatX *sorted = poisoned_floatX(rows * vectors * HD);

@@ -68,8 +68,8 @@ static void test_scratch(void **state) {
     }
 }
 
-// Chunk sizes determine the order of sums and therefore the results. They must stay the sizes of
-// earlier programs with 64 MiB.
+// Chunk sizes determine the order of sums and therefore the results. They must equal those of
+// earlier versions, which had 64 MiB of scratch memory.
 static void test_chunks(void **state) {
     assert_int_equal(scratch_chunks(65536, 768, 600000), 2048);
     assert_int_equal(scratch_chunks(16384, 2048, 200000), 512);
