@@ -26,10 +26,10 @@ typedef struct CommPiece {
 } CommPiece;
 // COMM_ALIGNMENT: granularity in bytes at which processes can share GPU memory.
 enum { COMM_PIECES = 4, COMM_ALIGNMENT = 2 << 20, COMM_FLAG_BYTES = COMM_ALIGNMENT };
-// Maps ranges of device memory in all ranks of the node. From then on, copy engines serve the
-// comm_all_to_all and comm_all_gather calls in `node` whose send buffer is within one of these
-// ranges, and the exchange occupies no SM. The buffer must have the same offset on every rank, and
-// all these calls must be on one stream.
+// Maps ranges of device memory in all ranks of the node. From then on, comm_all_to_all and
+// comm_all_gather calls in `node` whose send buffer is in one of these ranges use copy engines and
+// occupy no SM. The buffer must have the same offset on every rank, and all these calls must be on
+// one stream.
 // piece: (pieces) ranges of the same sizes on every rank; ranges of 0 bytes are ignored. The first
 // bytes of each range are overwritten, then zeroed.
 // flags: COMM_FLAG_BYTES of device memory for the backend.
@@ -44,8 +44,7 @@ void comm_unshare(const Group *node);
 // EXIT_ENVIRONMENT. Timeouts and errors in NCCL's own threads still end it with EXIT_COMMUNICATION.
 // Collective over the world. Call it after comm_share, which makes NCCL connections within the node
 // unnecessary, and again after comm_unshare. No-op on CPU ranks.
-// memory: COMM_TRIAL_BYTES of device
-// memory per rank of the world, overwritten.
+// memory: device memory of COMM_TRIAL_BYTES per rank of the world; overwritten.
 enum { COMM_TRIAL_BYTES = 16 };
 void comm_connect(const Mesh *mesh, void *memory);
 
@@ -73,7 +72,7 @@ typedef struct CommRow {
 } CommRow;
 // All-gathers several rows at once. Not in place: the caller's parts are copied.
 void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *stream);
-// Returns the bytes this rank has sent in this group, including links but not comm_connect.
+// Returns the bytes this rank has sent in this group, with links but without comm_connect.
 uint64_t comm_sent(const Group *group);
 
 // A one-way, ordered channel from one rank of a group to another, used by pipeline stages. Each

@@ -11,7 +11,7 @@ typedef struct AdamScalars {
     float epsilon, learning_rate, weight_decay;
 } AdamScalars;
 
-// weight_decay: the shard's value for matrices, 0 for tails.
+// weight_decay: a->weight_decay for matrices, 0 for tails.
 HD_FN AdamScalars adam_scalars(const UpdateShard *a, float weight_decay) {
     AdamScalars scalars;
     scalars.clip = a->control->clip_coefficient;
@@ -27,12 +27,12 @@ HD_FN AdamScalars adam_scalars(const UpdateShard *a, float weight_decay) {
     return scalars;
 }
 
-// Limit of master weights, which keeps differences and all decoded weights finite.
+// Upper limit of |p|. Below it, weight differences and decoded weights are finite.
 #define MASTER_LIMIT 0x7E800000u  // the bits of 2^126
 
 // AdamW as in Apex's FusedAdam (adam_w mode): epsilon is added after the square root, and decoupled
 // weight decay is scaled by the learning rate. Updates p, m and v. Returns false if v is not finite
-// or |p| reaches the limit, which includes a non-finite m.
+// or |p| reaches MASTER_LIMIT (p is not finite if m is not).
 HD_FN bool adamw_step(float *p, float *m, float *v, float grad, AdamScalars a) {
     float g = f32_mul(grad, a.clip);
     *m = f32_add(f32_mul(a.beta1, *m), f32_mul(a.one_minus_beta1, g));
@@ -42,7 +42,7 @@ HD_FN bool adamw_step(float *p, float *m, float *v, float grad, AdamScalars a) {
     float decay = f32_mul(a.weight_decay, *p);
     float step = f32_add(f32_div(m_hat, f32_add(f32_sqrt(v_hat), a.epsilon)), decay);
     *p = f32_sub(*p, f32_mul(a.learning_rate, step));
-    // No branches, so that compilers vectorize the loop.
+    // No branches, so that compilers vectorize the caller's loop.
     int small = (f32_bits(*p) & 0x7FFFFFFFu) < MASTER_LIMIT;
     int finite = (f32_bits(*v) & 0x7FFFFFFFu) < 0x7F800000u;
     return small & finite;

@@ -20,8 +20,8 @@ typedef struct RoundingKey {
 static_assert(sizeof(RoundingKey) == 16, "the key is four Philox words");
 
 // Returns 16-bit random numbers for the 8 elements at logical offsets 8*block .. 8*block+7. Element
-// e uses word e>>1: the low half if e is even, else the high half. 7 rounds, the fewest that pass
-// BigCrush, because quantization delays communication; initialization and dropout use the usual 10.
+// e uses word e>>1: the low half if e is even, else the high half. Uses 7 Philox rounds, the fewest
+// that pass BigCrush, for speed; initialization and dropout use the usual 10.
 enum { ROUNDING_ROUNDS = 7, ROUNDING_BLOCK = 8 };
 HD_FN Philox4 rounding_bits(RoundingKey key, uint64_t block) {
     uint32_t low = (uint32_t)block, high = (uint32_t)(block >> 32);
@@ -35,8 +35,8 @@ HD_FN Philox4 rounding_bits(RoundingKey key, uint64_t block) {
 typedef enum Transform { TRANSFORM_NONE, TRANSFORM_HADAMARD, TRANSFORM_ROTATION } Transform;
 
 // Transforms `order` values in place by the unnormalized Sylvester-Hadamard matrix. order: a power
-// of two. Stages have strides 1, 2, 4, ...; the upper element of a pair gets the difference. Two
-// transforms multiply by the order, so the receiver scales by its inverse once.
+// of two. Stages have strides 1, 2, 4, ...; the upper element of a pair gets the difference.
+// Applying the transform twice multiplies by the order, so the receiver divides by the order.
 #define HADAMARD_ORDER 32
 #define HADAMARD_INVERSE 0.03125f
 #define ROTATION_ORDER 256
@@ -115,9 +115,9 @@ enum { CODECS = 0 ALL_CODECS(CODEC_COUNT) };
 #define CODEC_BITS_CHOICES (&(UNIFORM_CODECS(CODEC_BITS_CHOICE))[1])
 #define EDEN_BITS_CHOICES (&(EDEN_CODECS(CODEC_BITS_CHOICE))[1])
 
-// LARGEST_GROUP: largest group size of weights. LARGEST_GRAD_GROUP: largest group size of
-// gradients, and of the lcm of both levels' group sizes. EDEN groups are the blocks of the
-// rotation, because EDEN's scale is unbiased only for elements mixed by the same rotation.
+// LARGEST_GROUP limits the group size of weights. LARGEST_GRAD_GROUP limits the group sizes of
+// gradients at both levels, and their lcm. EDEN groups are the blocks of the rotation, because
+// EDEN's scale is unbiased only for elements mixed by the same rotation.
 enum { LARGEST_GROUP = 16384, LARGEST_GRAD_GROUP = 4096, EDEN_GROUP = ROTATION_ORDER };
 typedef enum Rounding { ROUND_NEAREST = 0, ROUND_STOCHASTIC = 1 } Rounding;
 
@@ -141,7 +141,7 @@ static_assert(LARGEST_GROUP % HADAMARD_ORDER == 0 && LARGEST_GRAD_GROUP % HADAMA
 typedef struct CodecInfo {
     const char *name;
     int bits;    // per element
-    int levels;  // L of a uniform codec; 0 for plain codecs; EDEN: number of levels of each sign
+    int levels;  // L of a uniform codec; number of positive levels of EDEN; 0 for plain codecs
 } CodecInfo;
 
 // Returns the codec's row; a value outside the enum ends the program.
@@ -217,10 +217,10 @@ HD_FN int clamp_code(int q, int levels) { return q > levels ? levels : (q < -lev
 // Rounds to nearest, ties to even.
 HD_FN int code_nearest(float v, int levels) { return clamp_code((int)rintf(v), levels); }
 
-// Rounds stochastically: floor(v + u) with u uniform in [0, 1) from 16 random bits. An offset is
-// added, so that the sum is always in the same binade and the addition rounds v to the grid of u,
-// whatever the sign of v. The grid is 2^-16 for up to 63 levels, else 2^-15 with 15-bit u. The
-// float offset + u is assembled from bits.
+// Rounds stochastically: floor(v + u) with u uniform in [0, 1) from 16 random bits. An added offset
+// keeps the sum in one binade, so the addition rounds v to the grid of u, whatever the sign of v.
+// The grid is 2^-16 for up to 63 levels, else 2^-15 with 15-bit u. The float offset + u is
+// assembled from its bits.
 #define STOCHASTIC_FINE 0x43400000u    // 192, in [128, 256)
 #define STOCHASTIC_COARSE 0x43C00000u  // 384, in [256, 512)
 HD_FN bool stochastic_is_fine(int levels) { return levels < 64; }
@@ -251,8 +251,8 @@ HD_FN int unpack_code(uint64_t stream, int e, int bits) {
 //   scale   |z|^2 / <z, levels>. Then <z, decoded> = |z|^2, and the mean of the decoded vectors
 //           over all rotations is z
 //   levels  Lloyd-Max levels for a Gaussian of variance 1
-//   unit    mean of the root mean square and a third of the largest magnitude, which has a 4 %
-//           smaller error than the root mean square alone (4 bits)
+//   unit    mean of the root mean square and a third of the largest magnitude. At 4 bits the error
+//           is 4 % smaller than with the root mean square alone
 #define EDEN4_LEVELS \
     0.128395036f, 0.388048291f, 0.656759143f, 0.942340434f, 1.25623119f, 1.6180464f, 2.06901717f, 2.73258948f
 #define EDEN3_LEVELS 0.24509418f, 0.756005287f, 1.34390926f, 2.15194559f
@@ -270,7 +270,7 @@ HD_FN float eden_threshold(int bits, int k) {
     return f32_mul(0.5f, f32_add(eden_level(bits, k), eden_level(bits, k + 1)));
 }
 
-// Scaling of a group that keeps its sums in range. largest: as for group_scale.
+// Scaling that keeps the sums over a group in range. largest: as for group_scale.
 #define EDEN_TINY 0x2B800000u  // the bits of 2^-40
 #define EDEN_HUGE 0x58800000u  // 2^50
 #define EDEN_LIFT 0x1p80f      // and its inverse
@@ -295,7 +295,7 @@ HD_FN float eden_inverse(float squares, float largest) {
 }
 static_assert(EDEN_GROUP == 256, "0.0625 is the square root of 1 / EDEN_GROUP");
 
-// Returns the code of an element. v: |z| / unit; negative: its sign bit.
+// Returns the code of an element. v: |z| / unit; negative: the sign bit of z.
 HD_FN int eden_code(float v, uint32_t negative, int bits) {
     int level = 0, levels = 1 << (bits - 1);
     for (int k = 0; k + 1 < levels; k++) level += v > eden_threshold(bits, k);
@@ -316,7 +316,7 @@ HD_FN float eden_scale(float squares, float product, float unlift) {
 // --- summation trees ----------------------------------------------------------------------------
 
 // Sums n values as a perfect binary tree over adjacent pairs. Destroys x. n: a power of two. GPUs
-// add in the same tree, within threads, across lanes, then across blocks.
+// use the same tree: within threads, across lanes, then across blocks.
 HD_FN float tree_sum(float *x, int n) {
     for (int stride = 1; stride < n; stride *= 2) {
         for (int i = 0; i < n; i += 2 * stride) x[i] = f32_add(x[i], x[i + stride]);

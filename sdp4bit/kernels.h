@@ -52,7 +52,7 @@ typedef struct QuantizePartitions {
     SegmentTable table;
     int64_t lo, hi;        // chunk: elements [lo, hi) of every partition's matrix shard
     float scale;           // 1 / dp
-    Transform transform;   // its order divides chunks; it divides groups or is a multiple of them
+    Transform transform;   // its order divides the chunk size; of order and group size, one divides the other
     RoundingKey rotation;  // signs of TRANSFORM_ROTATION
     Codec codec;
     int group;
@@ -60,8 +60,8 @@ typedef struct QuantizePartitions {
     Rounding rounding;
     RoundingKey key;
     int slots, self;
-    int first, between;  // partition p is the shard of rank p * (1 + between) + first. `grads` holds the
-                         // matrix shards in the order of the partitions
+    int first, between;  // partition p is the shard of rank p * (1 + between) + first. Its matrix starts at
+                         // grads[p * bucket.matrix_per_rank]
     uint8_t *send;       // (slots) messages; slot `self` is not written
     uint8_t *self_slot;
     MessageLayout message;  // message.partitions per slot
@@ -91,8 +91,8 @@ void kernel_sum_requantize(Stream *s, const SumRequantize *a);
 //   values -= decoded message    kernel_keep_residual
 typedef struct Residual {
     float *values;              // (partitions, bucket.matrix_per_rank) residual of one bucket
-    const StepStatus *control;  // status of the previous step; values count as 0 if it was skipped.
-                                // NULL: values always count
+    const StepStatus *control;  // status of the previous step. If that step was skipped, values are read as
+                                // 0. NULL: they are always used
     bool frozen;                // during warm-up: kernels run but do not change the values
 } Residual;
 // Returns the new residual of a value that the message represents as `sent`.
@@ -153,8 +153,8 @@ void kernel_step_status(Stream *s, StepStatus *control, const StatusInputs *a);
 // The message: grouped codecs send matrices as codes of p - float(w) (difference) or of p (direct);
 // plain codecs send p rounded. Tails are always p rounded.
 // A skipped step changes no state and sends zero codes and scales. Its plain sections are not
-// written, since no rank applies them. Elements that adamw.h refuses keep p, m and v, and set
-// *fault to `code` if it is 0 (atomically).
+// written, since no rank applies them. If adamw.h refuses an element, its p, m and v are kept, and
+// *fault is set to `code` if *fault is 0 (atomically).
 typedef struct UpdateShard {
     const StepStatus *control;
     float beta1, beta2, epsilon, weight_decay;
@@ -200,8 +200,8 @@ typedef struct ApplyWeights {
 void kernel_apply_weights(Stream *s, const ApplyWeights *a);
 
 // Lossless weights (lossless.h): codes the bf16 shard that kernel_update_shard wrote, relative to
-// the old model weights. In `coded` every group has space for its uncoded weights, and its words
-// are at the end of that space; kernel_pack_weights then closes the gaps. *bytes: size of the
+// the old model weights. In `coded` each group has space for its weights without coding. Its words
+// are at the end of this space, and kernel_pack_weights removes the gaps. *bytes: size of the
 // message without gaps. After a skipped step `coded` holds only a header.
 typedef struct CodeWeights {
     const StepStatus *control;
@@ -216,8 +216,8 @@ void kernel_code_weights(Stream *s, const CodeWeights *a);
 void kernel_pack_weights(Stream *s, const LosslessLayout *layout, const uint8_t *coded, uint8_t *message);
 // Decodes the gathered messages into all model weights, including this rank's shard. Never accesses
 // memory outside messages and weights, even if a message is corrupt. If message i is invalid, sets
-// *fault to code + i if it is 0 (atomically), and the weights of that message are undefined. No-op
-// if the step was skipped.
+// *fault to code + i if *fault is 0 (atomically), and the weights of this message are undefined.
+// No-op if the step was skipped.
 typedef struct DecodeWeights {
     const StepStatus *control;
     LosslessLayout layout;    // layout of each message
@@ -244,8 +244,8 @@ typedef struct SealMessages {
     uint32_t first, stride;
 } SealMessages;
 void kernel_seal_messages(Stream *s, const SealMessages *a);
-// Verifies checksums: if message i is the first with a wrong one, sets *fault to code + i if it is
-// 0 (atomically). sums: (count) scratch; each stream needs its own.
+// Verifies checksums. If message i is the first with a wrong checksum, sets *fault to code + i if
+// *fault is 0 (atomically). sums: (count) scratch; each stream needs its own.
 void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uint64_t *fault, uint64_t code);
 
 // Adds replica_mix(position, bits) of n weights to *hash. first: arena position of weight 0.

@@ -75,7 +75,7 @@ static SliceReader tail_of(const uint8_t *message, const MessageLayout *m, int p
     return r;
 }
 
-// Sums n values over the sources, in source order. first: reader of the first message; messages are
+// Sums n values over the sources, in source order. first: reads source 0's message; messages are
 // `stride` bytes apart. n: at most LARGEST_GROUP.
 static void sum_sources(float *acc, SliceReader first, int64_t stride, int sources, int64_t offset, int n) {
     float x[LARGEST_GROUP];
@@ -104,7 +104,7 @@ static void invert_block(float *x, Transform transform, RoundingKey rotation, in
 // --- gradients ----------------------------------------------------------------------------------
 
 // Scales and transforms n gradients of a partition. n: a multiple of the transform's order.
-// logical: logical offset of the first.
+// logical: logical offset of the first gradient.
 static void transformed_grads(float *x, const QuantizePartitions *a, int64_t partition, int64_t at, int n,
                               int64_t logical) {
     const float *grads = a->grads + partition * a->bucket.matrix_per_rank + at;
@@ -236,7 +236,7 @@ static float square_partial(const float *x, int n) {
     return tree_sum32(squares);
 }
 
-// Size of the next block, shorter at the end.
+// Returns the size of the next block; the last block may be shorter.
 static int block_size(int64_t rest) { return rest < BLOCK ? (int)rest : BLOCK; }
 static void store_sums(const SumFinal *a, float *to, const float *x, int n) {
     for (int i = 0; i < n; i++) to[i] = a->add ? f32_add(to[i], x[i]) : x[i];

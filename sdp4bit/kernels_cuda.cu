@@ -59,8 +59,8 @@ void kernel_square_weights(Stream *s, float *partials, const floatX *weights, in
 // Number of partial sums that a warp and a block reduce: 512 and 4096.
 enum { ROW = 16, WARP_PARTIALS = ROW * WARP, BLOCK_PARTIALS = CODEC_WARPS * WARP_PARTIALS };
 
-// Up to five levels of the tree across lanes; lane 0 gets the result. Each lane holds node `index`
-// of `count` nodes; nodes of neighboring lanes are `unit` apart. Nodes without upper neighbor stay.
+// Reduces up to five tree levels across lanes, into lane 0. A lane holds node `index` of `count`,
+// and neighboring lanes hold nodes `unit` apart. Nodes without a partner do not change.
 DEV_FN float tree_lanes(float x, int lanes, int64_t index, int64_t unit, int64_t count) {
     for (int stride = 1; stride < lanes; stride *= 2) {
         float upper = __shfl_down_sync(ALL_LANES, x, stride);
@@ -69,7 +69,7 @@ DEV_FN float tree_lanes(float x, int lanes, int64_t index, int64_t unit, int64_t
     return x;
 }
 
-// A block reduces 4096 of nodes[i * spacing] into the first of them, or on the last level into
+// Each block reduces 4096 of nodes[i * spacing] into the first of them, or on the last level into
 // *sum.
 __global__ void __launch_bounds__(CODEC_THREADS)
     tree_level_kernel(float *sum, float *nodes, int64_t count, int64_t spacing) {

@@ -130,8 +130,8 @@ template <class S> DEV_FN bool run_live(int elements, int v) {
     return thread_start<S>() + v * S::SPAN < elements;
 }
 
-// Calls launch(Shape) if LANES, 2 * LANES, 4 * LANES, ... or MOST lanes with one run each hold a
-// group of this size; else calls rest().
+// Calls launch(Shape) if a group of this size is one run on each of LANES, 2 * LANES, ... or MOST
+// lanes; else calls rest().
 template <int RUNS, int RUN, int LANES, int MOST, class Launch, class Rest>
 static void with_lanes(int group, Launch launch, Rest rest) {
     if (group == LANES * RUN) launch(Shape<RUNS, RUN, LANES>());
@@ -210,9 +210,9 @@ DEV_FN float max_magnitude(float a, float b) {
     return m;
 }
 
-// Maxima of the groups of a block. With three rotating sets one barrier per tile is enough: set
-// turn + 2 is cleared after the barrier of tile `turn`, when its last readers are done, and is
-// written again after the barrier of tile turn + 1.
+// Group maxima of a block's tile, in three rotating sets, so one barrier per tile is enough. The
+// set of tile turn + 2 is cleared after the barrier of tile `turn`, when its last readers are done,
+// and written after the barrier of tile turn + 1.
 struct BlockMaxima {
     uint32_t set[3][TILE_GROUPS];
 };

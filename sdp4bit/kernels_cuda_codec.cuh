@@ -27,8 +27,8 @@ EDEN_CODECS(CUDA_EDEN_ROW)
 template <Codec CODEC> struct CodecValue { static constexpr Codec VALUE = CODEC; };
 #define CUDA_CODEC_CASE(ID, NAME, BITS, LEVELS) \
     case CODEC_##ID: launch(CodecValue<CODEC_##ID>()); return;
-// Call launch with the codec as a constant. with_codec excludes EDEN, which is not used for weights
-// and inside the node. with_plain_codec allows only plain codecs.
+// Call launch with the codec as a constant. with_codec excludes EDEN, which is used neither for
+// weights nor inside the node. with_plain_codec allows only plain codecs.
 template <class Launch> static void with_any_codec(Codec codec, Launch launch) {
     switch (codec) { ALL_CODECS(CUDA_CODEC_CASE) }
     stop_here();
@@ -261,8 +261,8 @@ template <Codec CODEC, int N> DEV_FN void decode_eden(float (&x)[N], const Raw<C
     }
 }
 
-// Decodes x = (float)code, or the plain value. The bits of code + SIGN (the code with its sign bit
-// flipped) are put into the mantissa of a power of two, and one exact subtraction yields the code.
+// Decodes x = (float)code, or the plain value. Puts the bits of code + SIGN (the code with its sign
+// bit flipped) into the mantissa of a power of two; one exact subtraction then yields the code.
 // 4-bit and 8-bit codes have faster paths.
 template <Codec CODEC, int N> DEV_FN void decode_raw(float (&x)[N], const Raw<CODEC, N> &r) {
 #pragma unroll

@@ -5,7 +5,7 @@
 
 typedef PlainShape FeedShape;
 
-// Returns false if the residual counts as 0 because the previous step was skipped.
+// Returns false if the residual is treated as 0 because the previous step was skipped.
 DEV_FN bool residual_counts(const Residual &r) { return !r.control || r.control->applied; }
 
 // Adds y to a vector of the residual.

@@ -94,7 +94,7 @@ DEV_FN void copy_group(uint16_t *to, const uint16_t *from, int n) {
 
 // --- encoder ------------------------------------------------------------------------------------
 
-// Each lane takes one run of samples, then evaluates one scale on the samples of all lanes.
+// Each lane loads one run of samples, then evaluates one scale on the samples of all lanes.
 DEV_FN int choose_scale(const EncoderTables *t, const uint16_t *old, const uint16_t *fresh, int n) {
     static_assert((int)LOSSLESS_RUN == 4, "a lane's samples are two pairs");
     uint32_t sample[LOSSLESS_RUN] = {}, cost = 0;
@@ -308,7 +308,7 @@ void kernel_pack_weights(Stream *s, const LosslessLayout *layout, const uint8_t 
 
 // --- decoder ------------------------------------------------------------------------------------
 
-// Reads a group's words. Reads past the end return the last word; then the message is corrupt.
+// Reads a group's words. In corrupt messages, reads past the end return the last word.
 struct WordReader {
     const uint16_t *payload;
     uint32_t at, last;  // positions in the payload: next word, last word of the states

@@ -10,7 +10,7 @@ template <class S, Codec OUT> struct RequantizeBlocks {
     static constexpr int PER_MULTIPROCESSOR = FEW ? 2 : S::RUNS <= 2 ? 3 : S::RUNS <= 4 ? 2 : 1;
 };
 
-// blockIdx.y: the destination node, whose partial shards are partition `node` of every message.
+// blockIdx.y: the destination node; every received message has its values as partition `node`.
 template <class S, Codec CODEC, Codec OUT>
 __global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S, OUT>::PER_MULTIPROCESSOR)
     requantize_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Tiles t,
@@ -80,9 +80,9 @@ template <class S> static Spans make_spans(const Device *device, int64_t n, int 
     return Spans{(uint32_t)(n / S::RUN), (uint32_t)(tiles / *blocks), (uint32_t)(tiles % *blocks)};
 }
 
-// Returns the factor that turns x into codes. *sent: the group's scale, valid on its first lane. If
-// *lift is not 1, the caller must first multiply x by it. Has a fast path for the usual case: all
-// groups of the warp are finite and at least 2^-100.
+// Returns the factor that converts x to codes. *sent: the group's scale, valid on its first lane.
+// If *lift is not 1, the caller must first multiply x by *lift. Has a fast path for the usual case
+// that all groups of the warp are finite and have a maximum of at least 2^-100.
 template <class S>
 DEV_FN float recode_scale(const float (&x)[1][S::RUN], float levels, float *sent, float *lift) {
     uint32_t largest[1];
@@ -140,7 +140,7 @@ DEV_FN SourceCursor<1> recode_source(const uint8_t *codes, const uint8_t *scales
 }
 
 // requantize_kernel for groups with one run on each of LANES neighboring lanes. Lanes beyond the
-// last run sum the last run without writing it; their groups have no other lanes.
+// last run repeat its sum but write nothing; they form whole groups.
 template <class S, Codec CODEC, Codec OUT, bool STOCHASTIC>
 __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
     recode_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Spans spans,

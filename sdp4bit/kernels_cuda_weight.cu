@@ -6,13 +6,13 @@
 
 // --- update -------------------------------------------------------------------------------------
 
-// Sets the fault unless it is set; other updates and checks may run concurrently.
+// Sets the fault unless one is set. Atomic, because other updates and checks may run concurrently.
 DEV_FN void mark_refused(const UpdateShard &a) {
     atomicCAS(reinterpret_cast<unsigned long long *>(a.fault), 0ull, (unsigned long long)a.code);
 }
 
-// Updates a vector that has refused elements. Reloads it from memory, because this is rare and the
-// usual path should not keep old values in registers.
+// Updates a vector that has refused elements. Reloads it, so that the common path need not keep the
+// old values in registers.
 DEV_FN void refuse_elements(const UpdateShard &a, const AdamScalars &scalars, const float *grads,
                             int64_t at) {
 #pragma unroll 1

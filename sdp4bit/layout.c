@@ -30,7 +30,7 @@ static bool check_input(const LayoutTensor *tensors, int count, const LayoutOpti
     return true;
 }
 
-// Number of equal parts that a bucket is divided into.
+// Returns the number of equal parts that a bucket is divided into.
 static int64_t shares(const BucketLayout *layout) { return (int64_t)layout->dp * layout->options.pieces; }
 
 // Returns the minimum size of a bucket or chunk, below which messages would be inefficient.
@@ -64,7 +64,7 @@ static int merge_units(BucketLayout *layout, const LayoutTensor *tensors, int co
     return bucket + 1;
 }
 
-// Input of placing one bucket's tensors.
+// Inputs of place_part for one bucket.
 typedef struct Placing {
     const LayoutTensor *tensors;
     const int64_t *logical;
@@ -72,8 +72,8 @@ typedef struct Placing {
     int *next;  // segment
 } Placing;
 
-// Places one kind of a bucket's tensors one after another, starting at `at`: matrices or 1-D
-// tensors, counted or uncounted. Returns the end without padding.
+// Places a bucket's matrices or 1-D tensors, either the counted or the uncounted ones, in order
+// from `at` on. Returns the end without padding.
 static int64_t place_part(BucketLayout *layout, const Placing *p, bool matrices, bool counted, int64_t at) {
     int64_t align = matrices ? layout->options.alignment : TAIL_ALIGN;
     for (int i = 0; i < layout->tensors; i++) {
@@ -112,7 +112,7 @@ static void place_bucket(BucketLayout *layout, const Placing *p) {
     bucket->tails = *p->next - bucket->first_tail;
     bucket->tail_elements = round_up64(end, shares(layout) * TAIL_ALIGN);
     bucket->tail_per_rank = bucket->tail_elements / layout->dp;
-    // Padding is 0, so it may count in the norm. If all tensors count, the whole part does.
+    // Padding is 0, so it may count in the norm. If all tensors count, the whole part counts.
     bucket->matrix_counted = round_up64(bucket->matrix_counted, layout->options.alignment);
     bucket->tail_counted = round_up64(bucket->tail_counted, TAIL_ALIGN);
     if (!uncounted_in(p, layout, true)) bucket->matrix_counted = bucket->matrix_elements;
@@ -225,7 +225,7 @@ MessageLayout message_layout(Codec codec, int group, int64_t elements, int parti
     return m;
 }
 
-// Returns the size of the largest bucket except the first (embeddings), at least the target size.
+// Returns the maximum of the target size, the minimum size, and all buckets but 0 (embeddings).
 static int64_t ordinary_bucket(const BucketLayout *layout) {
     int64_t size = layout->options.bucket_elements > least_bucket(layout) ? layout->options.bucket_elements
                                                                           : least_bucket(layout);

@@ -120,9 +120,9 @@ typedef struct GradFormat {
 typedef struct WeightFormat {
     Codec codec;
     int group;
-    bool difference;  // grouped codecs code master minus model weights (qWD); false: master
-                      // weights (qW). bf16: messages of variable length code the changes of the
-                      // model weights losslessly (lossless.h)
+    bool difference;  // grouped codecs: code master minus model weights (qWD), else master weights (qW).
+                      // bf16: code the changes of the model weights losslessly, in messages of variable
+                      // length (lossless.h)
     Rounding rounding;
 } WeightFormat;
 // Returns the format of unquantized weights.
@@ -180,10 +180,10 @@ HD_FN int64_t gather_rank(int nodes, int per_node, int64_t slot) {
 MessageLayout message_layout(Codec codec, int group, int64_t elements, int partitions, Codec tail_codec,
                              int64_t tail_elements);
 
-// Returns format->chunks. If that is 0, returns a number of chunks for which a chunk (of all ranks
-// together) is about as large as the largest bucket except the first, or as the target size if that
-// is larger. So only the bucket of the embeddings is divided, and the buffers that all buckets
-// share stay about as large as a layer. Each chunk costs a dozen host calls.
+// Returns format->chunks. If it is 0, divides only bucket 0 (the embeddings): its chunks, over all
+// ranks, are about as large as the largest other bucket, but at least the target size. So the
+// buffers shared by all buckets are not sized for the embeddings. More chunks would cost host time,
+// because each chunk takes a dozen host calls.
 int layout_chunks(const BucketLayout *layout, const Bucket *bucket, const GradFormat *format);
 // Sets [*lo, *hi) to chunk k of a matrix shard. Chunks are as equal as multiples of chunk_alignment
 // allow; some may be empty. Chunk 0 also carries the tail.
@@ -198,8 +198,8 @@ MessageLayout layout_sealed(const Bucket *bucket, MessageLayout message);
 MessageLayout layout_reduced_message(const Bucket *bucket);
 // Returns the layout of a weight message. Lossless: the maximum length, without sections.
 MessageLayout layout_weight_message(const Bucket *bucket, const WeightFormat *format);
-// Return the layout of a lossless message, and of a lossless message of `bytes` as it is sent, with
-// a checksum if the bucket is sealed.
+// Return the layout inside a lossless message, and the layout of a lossless message of `bytes`
+// bytes as it is sent, with a checksum if the bucket is sealed.
 LosslessLayout layout_lossless(const Bucket *bucket);
 MessageLayout layout_lossless_message(const Bucket *bucket, int64_t bytes);
 

@@ -3,8 +3,8 @@
 // message. Called by the kernels of both backends (lossless_cpu.c, kernels_cuda_lossless.cu).
 // A change is a number of units in the last place (ulps). Updates are about equally large for all
 // weights, but small weights have smaller ulps and so change by more of them. So the old exponent,
-// which the receiver knows, selects one of 16 contexts, each with its own symbol frequencies. A
-// scale sent per group shifts this choice. The coder is rANS (Duda, arXiv 1311.2540) in 32
+// which the receiver knows, selects one of 16 contexts, each with its own symbol frequencies. Each
+// group sends a scale that shifts this mapping. The coder is rANS (Duda, arXiv 1311.2540) in 32
 // interleaved lanes, one per lane of a warp. All arithmetic is integer.
 #pragma once
 #include "llmc/base/numerics.h"
@@ -91,7 +91,7 @@ HD_FN int lossless_context(uint32_t old, int scale) {
     if (context >= LOSSLESS_FRESH) return exponent == 0 ? LOSSLESS_ZERO : LOSSLESS_FRESH;
     return context < 0 ? 0 : context;
 }
-// Returns the number of low bits of a value that are coded without a model, as equally likely.
+// Returns the number of low bits of a value that are coded as equally likely, without a model.
 HD_FN int lossless_shift(int context) { return context < 7 || context >= LOSSLESS_FRESH ? 0 : context - 7; }
 
 // Returns the 16-bit value to code for a new weight; likely values are small. In most contexts it
@@ -174,7 +174,7 @@ HD_FN uint32_t lossless_take_word(uint32_t state, uint16_t word) { return (state
 
 // The encoder samples up to 32 runs of 4 weights in the group; run k starts at element
 // lossless_run(k). It tries 32 scales relative to the largest old exponent among the samples, and
-// uses the cheapest one; the first of several.
+// uses the cheapest one (the first in case of a tie).
 enum { LOSSLESS_RUNS = 32, LOSSLESS_RUN = 4, LOSSLESS_LEAST_SCALE = 8 };
 HD_FN int lossless_run(int k) { return (256 + LOSSLESS_RUN) * k; }
 HD_FN int lossless_candidate(int largest_exponent, int candidate) {

@@ -103,8 +103,8 @@ static void push_row(WordWriter *w, uint32_t *state, const Tables *t, const Grou
     }
 }
 
-// Writes a group's words so that they end at slot + n, padded with zeros at the front to a multiple
-// of 8. Returns the table entry without `end`.
+// Writes a group's words so that they end at slot + n, with leading zeros up to a multiple of 8.
+// Returns the table entry without `end`.
 static LosslessEntry code_group(const Tables *t, const Group *g, uint16_t *slot) {
     uint32_t state[LOSSLESS_LANES];
     WordWriter w = {slot, g->n - LOSSLESS_STATE_WORDS};
@@ -170,7 +170,7 @@ void kernel_pack_weights(Stream *s, const LosslessLayout *m, const uint8_t *code
 
 // --- decoder ------------------------------------------------------------------------------------
 
-// Reads a group's words. Reads past the end return the last word; then the message is corrupt.
+// Reads a group's words. In corrupt messages, reads past the end return the last word.
 typedef struct WordReader {
     const uint16_t *words;
     int at, last;  // index of the next word; index of the last word, which belongs to the states

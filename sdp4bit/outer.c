@@ -77,7 +77,7 @@ MessageLayout outer_message(const OuterLayout *outer, int b, const GradFormat *f
 
 int64_t outer_wire_bytes(const OuterLayout *outer, int b, const GradFormat *format) {
     int peers = outer->replica_groups - 1;
-    // Without peers, shards may not be multiples of the group size, which outer_message requires.
+    // With one replica group, shards need not be multiples of the group size (see outer_message).
     return peers ? 2 * peers * outer_message(outer, b, format).bytes : 0;
 }
 

@@ -34,7 +34,7 @@ size_t qwd_buffer_bytes(const BucketLayout *layout, int b, const WeightFormat *f
     return (size_t)(qwd_message(layout, b, format).bytes * messages);
 }
 
-// Return the slot of the first message in this rank's row of the buffer, and of its own message.
+// Return the buffer slot of the first message in this rank's row, and of this rank's own message.
 static int own_row(const Mesh *mesh, const GatherBuffer *buffer) {
     return buffer->per_node > 1 ? mesh->node.rank * buffer->nodes : 0;
 }
@@ -288,7 +288,7 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherB
               : nodes > 1 ? LANE_RAIL_GATHERED
                           : LANE_UPDATED,
               slot, lanes->middle);
-    // Check the first hop first, because the second hop forwards corrupted messages.
+    // Check the first hop first, because the second hop forwards its corrupted messages.
     if (nodes > 1)
         wire_check_gathered(step->checks, HOP_WEIGHT_RAIL, b, own_row(mesh, buffer), 1, &a.message,
                             buffer->messages, lanes->middle);

@@ -75,7 +75,7 @@ typedef struct BucketState {
 } BucketState;
 
 // Updates this rank's shard of bucket b and writes the message to its slot in `buffer` (lossless
-// messages are copied there later, by qwd_gather_bucket). With dp = 1 and AdamW on the device, it
+// messages are copied there later, by qwd_gather_bucket). With dp = 1 and AdamW on the device,
 // writes the model weights directly, and gather and apply are no-ops. Runs on lanes->last. With
 // AdamW on the host, the update runs on the host's stream, and lanes->last uploads the message.
 void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, const GatherBuffer *buffer,

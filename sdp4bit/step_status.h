@@ -10,7 +10,7 @@ LLMC_BEGIN
 // A fault is an error found by a rank's device, coded in 64 bits; 0: none. It stays in device
 // memory and is sent with the next record, so all ranks learn of it without waiting for the host. A
 // fault ends the run: the step is skipped and nothing is saved. The top two bits of the code are
-// the origin, the others the place. The lowest of several faults is kept: it is closest to the
+// the origin, the other bits the place. The lowest of several faults is kept: it is closest to the
 // cause.
 typedef enum FaultOrigin {
     FAULT_OF_UPDATE = 1,   // adamw.h refused a master weight; place: bucket
@@ -101,7 +101,7 @@ static_assert(sizeof(StepStatus) == 128, "host and device share the layout");
 // Contribution of one rank. All ranks gather the records of all ranks.
 typedef struct StepRecord {
     double sum_squares;  // sum of squares of its shard of the reduced gradient
-    double loss;         // mean loss of the step's micro-batches; 0 if this rank computes none
+    double loss;         // mean loss of the step's micro-batches; 0 if this rank computes no loss
     uint64_t fault;      // first fault found, 0: none
 } StepRecord;
 static_assert(sizeof(StepRecord) == 24, "one record per rank and step");
@@ -109,10 +109,10 @@ static_assert(sizeof(StepRecord) == 24, "one record per rank and step");
 typedef struct StatusInputs {
     const StepRecord *records;  // (ranks) in world order
     int ranks;
-    int losses;       // ranks that compute a loss: the last pipeline stage
+    int losses;       // number of ranks that compute a loss (the last pipeline stage)
     float clip_grad;  // 0: no clipping
     float beta1, beta2;
-    // Learning rates for both outcomes of the previous step, which the host does not know yet.
+    // Learning rates for both outcomes of the previous step; the host does not know its status yet.
     float lr_if_applied, lr_if_skipped;
     bool skip_non_finite;  // a non-finite loss or norm makes applied = 0
     bool skip_spikes;      // a spike of the loss or norm (spike_check) makes applied = 0

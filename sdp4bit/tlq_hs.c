@@ -81,8 +81,8 @@ RoundingKey tlq_rotation(const TlqStep *step) {
     return (RoundingKey){step->seed, 0, PURPOSE_ROTATION, 0};
 }
 
-// Quantizes the residual plus this step's values as the message between nodes, and keeps the new
-// residual. The tails of the message are already written; they have no residual.
+// Writes the message between nodes from the residual, to which this step's values have been added,
+// and keeps the new residual. Tails have no residual and are already written.
 static void quantize_residual(const Chunk *c, QuantizePartitions *q, Stream *stream) {
     q->grads = c->step->residual.values;
     q->scale = 1.0f;

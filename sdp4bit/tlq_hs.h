@@ -40,8 +40,8 @@ typedef struct TlqStep {
 
 // Reduce-scatters bucket b. Writes the mean over the dp ranks to this rank's shard, or adds it.
 // grads: (matrix_elements + tail_elements) fp32, complete on lanes->first and on lanes->last.
-// own: may point into `grads`, whose other elements do not change. With dp = 1 it must be `grads`,
-// which then stays exact.
+// own: may point into `grads`, whose other elements do not change. With dp = 1 it must point to
+// `grads`, which is not quantized.
 // matrix_partials (matrix_per_rank / 32), tail_partials (ceil(tail_per_rank / 32)): receive partial
 // sums of the squared norm of the result. The result is complete on lanes->last.
 void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard own, float *matrix_partials,

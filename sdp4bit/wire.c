@@ -20,8 +20,8 @@ static bool sealed(const WireChecks *checks, const MessageLayout *message) {
     return checks->sealed && message->check;
 }
 
-// For tests: flips a bit of a received message. bytes: excludes the checksum section, whose unused
-// half would hide the fault.
+// For tests: flips a bit of a received message. bytes: message size without the checksum section,
+// because a flip in its unused half would not be detected.
 static void inject(WireChecks *checks, uint8_t *arrived, int64_t bytes, Stream *stream) {
     fault_flip(fault_due(checks->faults, FAULT_MESSAGE, checks->step, checks->exchange++), stream, arrived,
                bytes);

@@ -9,8 +9,8 @@
 #include "sdp4bit/kernels.h"
 LLMC_BEGIN
 
-// Ordered as corruption spreads, because the second hop forwards messages that the first one has
-// corrupted. The fault with the lowest code is then closest to the cause.
+// In the order in which corruption spreads: the second hop forwards messages that the first hop has
+// corrupted. So the fault with the lowest code is closest to the cause.
 typedef enum WireHop {
     HOP_WEIGHT_RAIL,
     HOP_WEIGHT_NODE,

@@ -63,9 +63,9 @@ static bool on_one_machine(const Launch *launch) {
 
 void devices_emulate_nodes(const OwnDevice *own, const Mesh *mesh, const Launch *launch) {
     // The first four variables leave sockets as the only path: no plugin, no InfiniBand, no NVLink.
-    // The next two use several threads and sockets per connection, because with a single one the
-    // copy speed of a core limits the bandwidth of a node. NCCL sends 64 KiB per socket, so its
-    // default 128 KiB chunk would keep only two of the sixteen sockets busy.
+    // The next two set several threads and sockets per connection, because with one thread the copy
+    // speed of a core limits the bandwidth of a node. The last one increases chunks: NCCL sends 64
+    // KiB per socket, so the default of 128 KiB would use only two of the sixteen sockets.
     static const char *const settings[][2] = {{"NCCL_NET", "Socket"},
                                               {"NCCL_IB_DISABLE", "1"},
                                               {"NCCL_PXN_DISABLE", "1"},

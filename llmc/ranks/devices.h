@@ -35,10 +35,10 @@ typedef struct VisibleDevices {
 void devices_take_visible(OwnDevice *own, const VisibleDevices *of_rank);
 
 // Sets environment variables so that NCCL treats the mesh's nodes as separate machines connected by
-// sockets. Variables set by the user are kept, except NCCL_HOSTID. It names host and node; ranks of
-// a node that share a device get different names, because NCCL refuses to share devices. If all
-// ranks are on one machine, NCCL uses the loopback interface, which scripts/emulate_network.sh can
-// slow down. Call before the first use of NCCL.
+// sockets. Variables set by the user are kept, except NCCL_HOSTID, which is set to the host and
+// node. Ranks of a node that share a device get different IDs, because NCCL allows only one rank
+// per device. If all ranks are on one machine, NCCL uses the loopback interface, which
+// scripts/emulate_network.sh can slow down. Call before the first use of NCCL.
 void devices_emulate_nodes(const OwnDevice *own, const Mesh *mesh, const Launch *launch);
 
 LLMC_END

@@ -24,7 +24,7 @@ void heartbeat_sleep(double seconds) {
     while (nanosleep(&t, &t) != 0 && errno == EINTR) continue;
 }
 
-// Returns the seconds that this host waits, so that earlier hosts can report the failure first.
+// Returns the seconds that this host waits to let hosts with a lower index report first.
 static double host_delay(const Heartbeat *h) {
     int before = h->site.node < MAX_HOST_TURNS ? h->site.node : MAX_HOST_TURNS;
     return h->other_hosts ? 2.0 * before : 0;
@@ -75,7 +75,7 @@ bool heartbeat_list_busy(const Heartbeat *h, char *text, size_t bytes) {
     return found > 0;
 }
 
-// Returns the rank of the host with the fewest calls in h->calls, or -1.
+// Returns the slot with the fewest calls in h->calls, or -1.
 static int slowest_rank(const Heartbeat *h) {
     int found = -1;
     for (int i = 0; i < h->size; i++) {
@@ -139,7 +139,7 @@ void heartbeat_waiting(const Site *site, bool waits) {
     Heartbeat *h = heartbeat_watched(site);
     if (!h) return;
     heartbeat_progress(site);
-    if (waits && h->faults.count) {  // counts the waits of an iteration
+    if (waits && h->faults.count) {  // count the waits of an iteration
         h->fault_number = site->iteration == h->fault_iteration ? h->fault_number + 1 : 0;
         h->fault_iteration = site->iteration;
         if (fault_here(h, FAULT_STALL, site->iteration)) hang();

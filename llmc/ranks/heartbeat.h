@@ -1,6 +1,6 @@
-// Reports from a rank's main thread to the watchdogs of its host (watchdog.h): iteration and phase,
-// whether it waits for others, and that it makes progress. So error messages can name the late rank
-// instead of a rank that waits for it. The functions are no-ops unless ranks are watched.
+// Reports from a rank's main thread to the watchdogs of its host (watchdog.h): iteration, phase,
+// progress, and whether it waits for others. So error messages can name the late rank instead of a
+// rank that waits for it. The functions are no-ops unless ranks are watched.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -8,7 +8,7 @@ LLMC_BEGIN
 // Marks the beginning (waits) or end of a wait for other ranks or the device, at the site's
 // iteration and phase. Both count as progress.
 void heartbeat_waiting(const Site *site, bool waits);
-// Phase of a rank that writes its log. If it hangs there, the watchdog says that nobody reads it.
+// Phase of a rank that writes its log. The watchdog explains a hang in it: nothing reads the log.
 #define PHASE_WRITE_LOG "write log"
 // Reports progress during long work that does not wait. Callable from any thread.
 void heartbeat_progress(const Site *site);

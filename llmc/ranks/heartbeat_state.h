@@ -41,7 +41,8 @@ struct Heartbeat {
                   // slots[-1].waits
     int own, size;
     bool other_hosts;
-    double patience;  // extra seconds that a wait may take, so that waits with their own limit end first
+    double patience;  // seconds added to the limit during a wait, so that waits with their own time limit
+                      // fail before the watchdog acts
     atomic_llong progress;  // number of progress reports from the main thread
     // Used only by the thread, but allocated by the main thread to avoid another malloc arena:
     long long progress_seen, progress_since;  // last value of progress, and the beat when it changed

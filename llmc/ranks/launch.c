@@ -49,7 +49,7 @@ static const Launcher launchers[] = {
 
 // Exits if a launcher started several processes without a common MPI world, because each would
 // train alone. Called before MPI starts, because Open MPI would end srun's tasks with a page of
-// text and exit code 1, and after MPI has started, for libraries that start worlds of one rank.
+// text and exit code 1. Called again after it, for libraries that start worlds of one rank.
 static void refuse_unconnected(bool joined) {
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers && !joined; i++) {
         const Launcher *s = &launchers[i];

@@ -173,7 +173,7 @@ bool mesh_open(Mesh *mesh, Peers world, Error *err) {
         Group *group = &mesh->group[i];
         int rank, size;
         if (unused(mesh, group)) continue;
-        // The world comes first, because its creation detects a missing rank within the limit.
+        // The world is first, because only peers_duplicate detects a missing rank within the limit.
         group->mpi = i == 0 ? peers_duplicate(world) : peers_split(world, group->first, group->rank);
         MPI_Comm_set_errhandler(group->mpi, MPI_ERRORS_RETURN);
         MPI_Comm_rank(group->mpi, &rank);

@@ -13,7 +13,7 @@
 static atomic_llong continued;  // first SIGCONT that arrived while the process was running
 static atomic_llong asked;      // last call of launcher_signal_age; the watchdog calls it every second
 static atomic_llong woken;      // last call of launcher_signal_age that followed a long gap
-static atomic_int polls;        // number of polls of all ranks since `continued`
+static atomic_int polls;        // number of collective polls since `continued`
 enum { RUNNING_MS = 2000, AWAKE_MS = 1000 };
 
 static long long now_ms(void) { return (long long)(1e3 * monotonic_seconds()); }
@@ -49,7 +49,7 @@ void launcher_signal_polled(bool arrived) {
 
 // --- recovery ------------------------------------------------------------------------------------
 
-// Seconds that a wait may take after the launcher's signal. The launcher's grace period must cover
+// Seconds that a wait may last after the launcher's signal. The launcher's grace period must cover
 // this time, the time in which other ranks answer, and the time to save (docs/checkpoints.md).
 enum { SECONDS_AFTER_SIGNAL = 5 };
 // Seconds that the other nodes get to save, in addition to a second time limit.

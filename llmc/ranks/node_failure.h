@@ -65,8 +65,8 @@ void launcher_signal_ignore(void);
 // or if calls have just resumed, because then the process had been stopped (Ctrl-Z, fg).
 double launcher_signal_age(void);
 // Call these before and after a collective poll of all ranks; arrived: the result of the first.
-// After two polls with a pending signal it is forgotten, because all ranks are alive. One poll is
-// not enough, because a rank that is now dead may have contributed to it.
+// A pending signal is discarded after two polls, because all ranks are then known to be alive. One
+// poll is not enough, because a rank may have died after contributing to it.
 bool launcher_signal_pending(void);
 void launcher_signal_polled(bool arrived);
 

@@ -11,7 +11,7 @@
 // Seconds to wait for answers in round 1, and extra seconds for round 2.
 enum { SECONDS_TO_ANSWER = 20, EXTRA_SECONDS = 5 };
 enum { TAG_ALIVE = RECOVERY_TAG_ALIVE, TAG_LOST, TAG_GROUP };
-// Values in place of a node index: no node is lost; recovery is impossible.
+// Special node indices: no node is lost; recovery is impossible.
 enum { NO_NODE = -1, IMPOSSIBLE = -2 };
 
 void node_recovery_arm(const Site *site, Peers world, int per_node, NodeFailureHandler handler,
@@ -97,8 +97,8 @@ static int missing_node(const Inbox *alive) {
     return missing;
 }
 
-// Combines the conclusions of all live ranks. A node that one rank reports as lost is lost for all.
-// If they report different nodes, the report of the lowest rank counts.
+// Combines the conclusions of all live ranks. A node counts as lost if any rank reports it. If
+// ranks report different nodes, the report of the lowest rank counts.
 static int agreed_node(const Inbox *conclusions) {
     const RecoveryGroup *g = conclusions->group;
     int lost = NO_NODE;
@@ -145,7 +145,7 @@ MPI_Comm node_recovery_surviving_ranks(const Site *site, int *lost) {
         exchange(&conclusions, r, TAG_LOST, own);
         expected++;
     }
-    // The last rank to answer may have started late, and it waits as long as this rank did.
+    // The last rank to answer may have started late, and waits in round 1 as long as this rank did.
     wait_inbox(site, &conclusions, expected, g->patience + EXTRA_SECONDS);
     *lost = agreed_node(&conclusions);
     return *lost == IMPOSSIBLE ? MPI_COMM_NULL : without_node(g, *lost);

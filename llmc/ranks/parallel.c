@@ -48,7 +48,7 @@ int parallel_share(Peers group) {
     int ranks = 1;
     host.comm = peers_of_host(group);
     MPI_Comm_size(host.comm, &ranks);
-    // Ranks may be bound to separate cores or share all of them; the union covers both.
+    // Ranks may be bound to separate cores or share all cores; the union handles both cases.
     all = own;
     peers_all_reduce(host, &all, (int)sizeof all, MPI_BYTE, MPI_BOR);
     MPI_Comm_free(&host.comm);

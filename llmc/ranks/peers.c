@@ -141,7 +141,7 @@ void peers_gather_bytes(Peers peers, const void *own, int bytes, void *all, cons
 
 enum { WORK_DONE, WORK_CONTINUES, WORK_FAILED };  // ordered by priority
 
-// Well below the limit, because waiting for a rank that still works counts toward it.
+// Well below the limit, which includes the wait for ranks that are still working.
 static double next_sync_time(Peers peers) {
     return monotonic_seconds() + (peers.limit > 0 && peers.limit < 4 ? peers.limit / 4 : 1);
 }
@@ -151,7 +151,7 @@ PeersWork peers_work(Peers peers) {
     return work;
 }
 
-// Combines the states of all ranks, so that all ranks synchronize the same number of times.
+// Combines the states of all ranks, so that all ranks stop synchronizing together.
 static void sync_work(PeersWork *work, int state) {
     peers_all_reduce(work->peers, &state, 1, MPI_INT, MPI_MAX);
     work->state = state;

@@ -1,8 +1,8 @@
-// Polling for reasons to leave: see stop.h.
+// Polls for reasons to end a run: see stop.h.
 // Threads of the program and of MPI start with these signals blocked, so a signal stays pending
 // until the next poll and no system call fails with EINTR. But some libraries, such as OpenBLAS,
 // start threads when they are loaded, before main can block signals. The kernel may deliver the
-// signal to such a thread, whose default action would end the process. A handler applies to all
+// signal to such a thread, and without a handler the process would end. A handler applies to all
 // threads.
 #include "llmc/ranks/stop.h"
 

@@ -1,6 +1,6 @@
 // Reasons to end a run early: signals, the time limit, corrupt data. Signals are recorded and
-// polled, so they never interrupt a step and all ranks decide the same. Polled after each step and
-// between the batches of an evaluation.
+// polled, so they never interrupt a step, and all ranks make the same decision. Polled after each
+// step and between the batches of an evaluation.
 #pragma once
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN

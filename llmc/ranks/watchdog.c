@@ -19,10 +19,10 @@
 
 // Stack size of the thread; thread-local memory of the libraries takes about 70 KiB of it.
 enum { STACK_BYTES = 512 << 10 };
-// Seconds beyond the limit. MPI takes 10 s to start if the host's own name cannot be resolved. At
-// shutdown the ranks have just synchronized.
+// Seconds added to the limit. At the start, MPI takes 10 s if the host's own name cannot be
+// resolved. At the end, ranks have just synchronized.
 enum { EXTRA_AT_START = 20, EXTRA_AT_END = 10 };
-// Extra seconds for waits if there are other hosts, which report one after another.
+// Seconds added to waits if there are other hosts, because hosts report one after another.
 enum { EXTRA_WITH_HOSTS = 35 };
 
 // --- ending the job ------------------------------------------------------------------------------
@@ -64,8 +64,8 @@ static void explain_idle(const Heartbeat *h, bool waits, double idle, char *text
     char busy[448];
     if (!waits && writes_log(&h->slots[h->own])) {
         snprintf(text, bytes,
-                 "no progress for %.0f s: nobody reads this rank's log (its standard output); check what "
-                 "stopped its reader",
+                 "no progress for %.0f s: nothing is reading this rank's log (its standard output); check "
+                 "what stopped the reader",
                  idle);
     } else if (!waits) {
         snprintf(text, bytes,
@@ -84,7 +84,7 @@ static void explain_idle(const Heartbeat *h, bool waits, double idle, char *text
 
 // --- one beat ------------------------------------------------------------------------------------
 
-// Checks that this rank's main thread makes progress. now: time in beats.
+// Checks that this rank's main thread makes progress. now: current time in beats.
 static void watch_own(Heartbeat *h, long long now) {
     char who[512], what[1000], calls[400];  // `what` must fit into error_print's buffer
     long long progress = atomic_load(&h->progress);
@@ -146,7 +146,7 @@ static void beat(Heartbeat *h, long long now) {
 
 // --- the thread ----------------------------------------------------------------------------------
 
-// Waits until the next beat. Returns false once the thread must end.
+// Waits until the next beat. Returns false if the thread must end.
 static bool wait_for_beat(Heartbeat *h) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);

@@ -17,8 +17,8 @@ LLMC_BEGIN
 // Limits MPI's startup. The process exits with EXIT_COMMUNICATION unless watchdog_open or
 // watchdog_close is called within `limit` seconds, plus some seconds for slow machines. Lower ranks
 // (by the launcher's environment) exit first. Time in which the process is stopped does not count.
-// limit 0: no-op. Exits with EXIT_ENVIRONMENT if the thread cannot be created. Block signals that
-// the thread must not receive before the call. Sets site->heartbeat, like the next two functions.
+// limit 0: no-op. Exits with EXIT_ENVIRONMENT if the thread cannot be created. First block signals
+// that the thread must not receive. Sets site->heartbeat, like the next two functions.
 void watchdog_mpi_starting(Site *site, double limit);
 // Starts watching. host: the ranks of this host in world order. ranks: number of ranks on all
 // hosts. Ranks that cannot share memory watch only themselves. Ends the job (EXIT_ENVIRONMENT) if

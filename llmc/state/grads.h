@@ -16,7 +16,7 @@ typedef struct GradStore {
     float *(*full)(const Base *base, const Grads *grads, int b);
     // Returns this rank's shard of the reduced gradients.
     GradShard (*shard)(const Base *base, const Grads *grads, int b);
-    // Returns the gradients for the optimizer state that this rank holds; valid after any gather.
+    // Returns the gradients for this rank's optimizer state; valid after `gather`, if it is set.
     GradShard (*held)(const Base *base, const Grads *grads, int b);
     // Returns the first reduced gradient of a range of this rank's shard.
     float *(*of_range)(const Base *base, const Grads *grads, const Range *range);

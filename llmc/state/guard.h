@@ -10,12 +10,12 @@ LLMC_BEGIN
 typedef struct AnomalyGuard {
     const Config *config;
     const Mesh *mesh;
-    int64_t skipped, nan, spikes;  // number of skipped, non-finite and spike steps since the run began
+    int64_t skipped, nan, spikes;  // numbers of skipped steps, non-finite steps and spikes so far
     int64_t repairs;               // repairs of replicas (replicas.c)
     int64_t ended_at;              // iteration whose status ends the run; 0: none
 } AnomalyGuard;
 
-// Checks the step status of an iteration. If the run must end, sets err unless it is set.
+// Checks the step status of an iteration. If the run must end, sets err unless it is already set.
 //   EXIT_DIVERGED       non-finite loss or norm without --on-nan skip, --max-skipped-in-a-row
 //                       skipped steps in a row, or a refused update
 //   EXIT_COMMUNICATION  a corrupted payload (--verify-wire)

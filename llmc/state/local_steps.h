@@ -10,9 +10,9 @@
 //   end of step t + delay  The master weights are set to the outer weights, or to a mix of both.
 //                          The next update sends the change to the model weights.
 //
-// The last step of a run synchronizes all buckets without learning rate and momentum, so the outer
-// weights become the mean of the replica groups' master weights. The master weights are set to them
-// at once. The final evaluation and checkpoint thus include all steps of all replica groups.
+// The last step of a run synchronizes all buckets with an outer learning rate of 1 and no momentum.
+// The outer weights become the mean of all master weights, and the master weights are set to them
+// at once. So the final evaluation and checkpoint include all steps of all replica groups.
 //
 // The exchange (sdp4bit/outer.h) has its own stream and overlaps with forward and backward. The
 // update of step t + delay + 1 waits for it, as does any earlier read of master or outer weights.

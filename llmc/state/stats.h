@@ -6,8 +6,8 @@
 //   --dump-distributions-interval       histograms of this rank's shard: weights, weight
 //                                       differences, gradients before and after the Hadamard
 //                                       transform
-// zero.c calls the hooks below. They work in steps whose statistics are reported, on the host, so
-// these steps take longer. In other steps they are no-ops.
+// The hooks called by zero.c compute on the host, so steps whose statistics are reported take
+// longer. In other steps they are no-ops.
 #pragma once
 #include "llmc/base/histogram.h"
 #include "llmc/base/memory_plan.h"

@@ -29,7 +29,7 @@ typedef struct WeightStore {
     floatX *(*full)(const Base *base, const Weights *weights, int b);
     // Returns the weights that this rank holds between steps. *elements: their number.
     floatX *(*kept)(const Base *base, const Weights *weights, int b, int64_t *elements);
-    // Returns shard `owner` (of Base.state) of these weights; NULL pointers if not held here.
+    // Returns shard `owner` (of Base.state) of these weights; NULL pointers if not on this rank.
     WeightShard (*shard)(const Base *base, const Weights *weights, int b, int owner);
     // Returns the data-parallel rank that owns shard i of these weights.
     int (*owner)(const Base *base, int i);
@@ -75,13 +75,13 @@ struct Weights {
     CommRow *row;                   // (2 * nodes) rows of the gather in progress
     // the world store
     uint8_t *buffer;        // (dp) payloads of the gather in progress
-    StepStatus *always;     // device (1): the status of a step that was applied
+    StepStatus *always;     // device (1): constant status of an applied step, for the gathers
     uint8_t *message;       // this rank's payloads of the latest update; NULL: gathers send plain weights
     bool messages_valid;    // an update has written `message` since the weights were last replaced
     WeightParts secondary;  // --secondary-partition
 };
 
-// Returns the store of bucket b of any rank.
+// Returns the store of bucket b, which may be another rank's bucket: all ranks use the same stores.
 static inline const WeightStore *weights_store(const Weights *weights, int64_t b) {
     return b == 0 ? &weights_replicated : weights->layers;
 }
@@ -118,7 +118,7 @@ void weights_keep_tensor(const Base *base, Weights *weights, int tensor);
 // Makes compute wait for the bucket of `unit`, which is gathered first if needed. next: see
 // zero_weights_wait. Idempotent. Collective over mesh->shards and mesh->shard_rail.
 void weights_wait(const Base *base, Weights *weights, int unit, int next, bool backward);
-// Waits for the latest update of every bucket. Gathers nothing.
+// Makes compute wait for the latest update of every bucket. Gathers nothing.
 void weights_wait_all(const Base *base, Weights *weights);
 // Called when the update of bucket b has been queued on `stream`.
 void weights_updated(Weights *weights, int b, Stream *stream);

@@ -33,7 +33,7 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
                 MemoryPlan *memory_plan, Error *err);
 // For single-rank programs that only run forward: weights without gradients (zero_grad returns
 // NULL) and without optimizer state. Only zero_start_weights_alone (instead of zero_start),
-// zero_put_weights, zero_weight, zero_weights_wait and zero_free may follow.
+// zero_put_weights, zero_weight, zero_weights_wait and zero_free may then be called.
 Zero *zero_plan_weights_alone(const Config *config, const Mesh *mesh, const Tensor *tensors, int count,
                               MemoryPlan *memory_plan, Error *err);
 void zero_start_weights_alone(Zero *zero, Stream *compute);
@@ -64,8 +64,8 @@ const WeightFormat *zero_weight_format(const Zero *zero);
 const Tensor *zero_tensors(const Zero *zero, int *count);
 // Returns the loss accumulator in device memory (1), to which the model adds on compute.
 float *zero_loss_sum(const Zero *zero);
-// Returns true if the ranks of the node should map each other's memory. *why: code 0 if they do,
-// else the reason why mapping failed. Call it after zero_start.
+// Returns true if the ranks of the node should map each other's memory. *why: code 0 if mapping
+// succeeded, else why it failed. Call it after zero_start.
 bool zero_node_shares(const Zero *zero, Error *why);
 // Return the weights or gradients of a whole tensor. Weights are valid between zero_weights_wait
 // calls for their unit and the next one. Gradients may be written after zero_grads_begin.
@@ -74,12 +74,12 @@ float *zero_grad(const Zero *zero, int tensor);
 
 // --- the step ------------------------------------------------------------------------------------
 
-// The functions of a step follow in call order. Starts step `iteration` (from 1), zeros the loss.
+// The functions of a step, in call order. Starts step `iteration` (from 1) and zeros the loss.
 void zero_step_begins(Zero *zero, int64_t iteration);
 // Returns true if the gradients of `unit` are accumulated over a step; false with ZeRO-2 and 3.
 // This determines how backward must write them:
-//   matrices     the first micro-batch overwrites them. true: later ones add. false: all overwrite
-//   1-D tensors  every micro-batch adds. true: zero_update zeros them. false: zero_grads_begin does
+//   matrices     The first micro-batch overwrites. Later ones add (true) or overwrite (false).
+//   1-D tensors  Every micro-batch adds. zero_update (true) or zero_grads_begin (false) zeros them.
 bool zero_grads_accumulate(const Zero *zero, int unit);
 // Returns how often a bucket is reduced in a step of `micro_batches`. Each reduction sends the
 // gradient bytes of layout_bucket_wire_bytes.
@@ -116,13 +116,13 @@ void zero_set_counters(Zero *zero, const StepStatus *start);
 // backward: called by a backward pass, after a forward pass with the same weights.
 // Idempotent. Collective over mesh->shards and mesh->shard_rail.
 void zero_weights_wait(Zero *zero, int unit, int next, bool backward);
-// Waits until the weights that this rank keeps are up to date. Gathers nothing.
+// Makes compute wait until the weights that this rank keeps are up to date. Gathers nothing.
 void zero_weights_wait_all(Zero *zero);
-// Waits for all work of all streams.
+// Waits for all work on all streams.
 void zero_synchronize(Zero *zero);
 
-// on: replaces the model weights by the outer weights, which are equal in all replica groups, for
-// an evaluation. Else restores them. Collective over the replica group. No-op without
+// Replaces the model weights by the outer weights for an evaluation (on), or restores them. Outer
+// weights are equal in all replica groups. Collective over the replica group. No-op without
 // --local-steps.
 void zero_use_outer(Zero *zero, bool on);
 
@@ -150,8 +150,8 @@ Traffic zero_traffic(const Zero *zero);
 bool zero_keeps(const Zero *zero, SliceKind kind);
 // Returns the (*count) ranges of this kind that this rank owns. Each element has one owner in dp.
 const Range *zero_ranges(const Zero *zero, SliceKind kind, int *count);
-// Returns the number of ranges of this kind that this rank holds. They follow each other in
-// zero_ranges, the ranges it owns first.
+// Returns the number of ranges of this kind that this rank holds. They are consecutive in
+// zero_ranges, beginning with the ranges it owns.
 int zero_held_ranges(const Zero *zero, SliceKind kind);
 // Returns true if this rank saves the range. Each element is saved by exactly one rank.
 bool zero_saves_range(const Zero *zero, SliceKind kind, const Range *range);

@@ -114,7 +114,7 @@ unread_log() {
         --data-path "$data" --train-iters 1000000 --lr-decay-iters 100 --distributed-timeout-minutes 0.05 \
         2>"$work/err"
         echo $? >"$work/rc"; } | until [ -s "$work/rc" ]; do sleep 0.1; done
-    error_names 7 "write log: " "$(cat "$work/rc")" && says "nobody reads this rank's log"
+    error_names 7 "write log: " "$(cat "$work/rc")" && says "nothing is reading this rank's log"
 }
 check "standard output whose reader has exited: the error line says so" unread_log
 finish
