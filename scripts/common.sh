@@ -214,18 +214,57 @@ last_value() {
 
 # --- ranks ------------------------------------------------------------------------------
 
-# Filters mpirun's message blocks about failed ranks out of standard error, because the programs
-# print an error line themselves. Other blocks are kept, such as the one about too few slots.
-# (mpirun -q of Open MPI 4 would hide them all; Open MPI 5 has no such flag.)
+# oom_kills COMMAND...: prints the number of processes that the kernel's out-of-memory killer ended
+# in this cgroup, and its last line in the kernel log about a program named in the command. Prints
+# less where these cannot be read.
+oom_kills() {
+    local word names=()
+    for word; do
+        word=${word##*/}
+        names+=(-e "(${word:0:15})")
+    done
+    {
+        sed -n 's/^oom_kill //p' \
+            "${MEMORY_EVENTS:-/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup)/memory.events}"
+        dmesg | grep 'Killed process' | grep -F ${names[@]+"${names[@]}"} | tail -n 1
+    } 2>/dev/null || true
+}
+
+# out_of_memory SIGNAL COMMAND...: prints a remark if the signal is SIGKILL and the kernel recorded
+# an out-of-memory kill on this machine since $oom_before was set to the output of oom_kills.
+out_of_memory() {
+    local now
+    [ "$1" = 9 ] || return 0
+    shift
+    now=$(oom_kills "$@")
+    # Old lines can drop out of the kernel log.
+    case ${oom_before-} in "$now"*) ;; *) printf ' (probably out of memory)' ;; esac
+}
+
+# say_killed_rank RANK NODE SIGNAL-NUMBER COMMAND...: prints an error line.
+say_killed_rank() {
+    local rank=$1 node=$2 signal=$3 reason='' here
+    shift 3
+    here=$(uname -n)
+    [ "${node%%.*}" != "${here%%.*}" ] || reason=$(out_of_memory "$signal" "$@")
+    say "error: rank $rank on $node was killed by SIG$(kill -l "$signal")$reason"
+}
+
+# without_banners COMMAND...: filters the messages of the given mpirun command. Replaces the blocks
+# about failed ranks by one line that names a killed rank, because the programs print an error line
+# themselves before they exit. Other blocks are kept, such as the one about too few slots. Returns 1
+# if it printed a block or named a rank. (mpirun -q of Open MPI 4 would hide all of them; Open MPI 5
+# has no such flag.)
 without_banners() {
-    local line block='' inside=0 known=0
+    local line block='' inside=0 known=0 status=0
+    local killed='process rank ([0-9]+) with PID [0-9]+ on node ([^ ]+) exited on signal ([0-9]+)'
     while IFS= read -r line || [ -n "$line" ]; do
         if [[ $line =~ ^-{60,}$ ]]; then
             if [ $inside = 0 ]; then
                 inside=1 known=0 block=$line
             else
                 inside=0
-                [ $known = 1 ] || printf '%s\n' "$block" "$line"
+                [ $known = 1 ] || { printf '%s\n' "$block" "$line"; status=1; }
             fi
         elif [ $inside = 1 ]; then
             block+=$'\n'$line
@@ -233,11 +272,16 @@ without_banners() {
             *'exited with non-zero status'* | *'MPI_ABORT was invoked'* | 'Primary job '*) known=1 ;;
             *'has exited due to process'* | *'noticed that process'*) known=1 ;;
             esac
+            if [[ $line =~ $killed ]]; then
+                say_killed_rank "${BASH_REMATCH[@]:1}" "$@"
+                status=1
+            fi
         elif [[ $line =~ [^[:blank:]] ]]; then
             printf '%s\n' "$line"
         fi
     done
-    [ $inside = 0 ] || [ $known = 1 ] || printf '%s\n' "$block"
+    [ $inside = 0 ] || [ $known = 1 ] || { printf '%s\n' "$block"; status=1; }
+    return $status
 }
 
 # Configures Open MPI for a single machine. Turns off:
@@ -253,19 +297,22 @@ one_machine() {
     export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism-none}"
 }
 
-# say_signal STATUS: prints an error line if the exit status shows that a signal killed a rank.
+# say_signal STATUS COMMAND...: prints an error line if the exit status shows that a signal killed a
+# rank. Used if mpirun did not name the rank, which happens when it exits too quickly.
 say_signal() {
     case $(kill -l "$1" 2>/dev/null) in
     ILL | TRAP | ABRT | BUS | FPE | KILL | SEGV | TERM)
-        [ "$1" -le 128 ] || say "error: a rank was killed by SIG$(kill -l "$1")" >&2 ;;
+        [ "$1" -le 128 ] ||
+            say "error: a rank was killed by SIG$(kill -l "$1")$(out_of_memory $(($1 - 128)) "${@:2}")" >&2 ;;
     esac
 }
 
 # launch RANKS COMMAND...: runs the command with this number of ranks on this machine, without
 # standard input. Returns the exit code of the ranks.
 launch() {
-    local ranks=$1 status options=()
+    local ranks=$1 pipe_status=() options=() oom_before
     shift
+    oom_before=$(oom_kills "$@")
     if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
         # Ranks may outnumber the cores, and several jobs may share them.
         options=(--oversubscribe --bind-to none)
@@ -273,9 +320,9 @@ launch() {
         one_machine
     fi
     {
-        mpirun "${options[@]}" -np "$ranks" "$@" </dev/null 2>&1 >&3 | without_banners >&2
-        status=${PIPESTATUS[0]}
+        mpirun "${options[@]}" -np "$ranks" "$@" </dev/null 2>&1 >&3 | without_banners "$@" >&2 &&
+            pipe_status=("${PIPESTATUS[@]}") || pipe_status=("${PIPESTATUS[@]}")
     } 3>&1
-    say_signal "$status"
-    return "$status"
+    [ "${pipe_status[1]}" != 0 ] || say_signal "${pipe_status[0]}" "$@"
+    return "${pipe_status[0]}"
 }

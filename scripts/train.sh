@@ -443,8 +443,9 @@ choose_launcher() {
 # Runs "$@" (mpirun ...) until it exits. On SIGUSR1, SIGHUP, SIGTERM or SIGINT (Ctrl-C), the ranks
 # save and exit. A second SIGTERM or SIGINT kills the job immediately.
 run_and_forward() {
-    local job filter status name again=1 signals=0
-    exec 4> >(trap '' HUP USR1 TERM INT; without_banners >&2)
+    local job filter status name again=1 signals=0 oom_before
+    oom_before=$(oom_kills "$@")
+    exec 4> >(trap '' HUP USR1 TERM INT; without_banners "$@" >&2)
     filter=$!
     set -m # separate process group, so that Ctrl-C reaches only this script
     "$@" </dev/null 2>&4 4>&- &
@@ -463,8 +464,7 @@ run_and_forward() {
         again=0 status=0
         wait "$job" || status=$?
     done
-    wait "$filter" 2>/dev/null || true
-    say_signal "$status"
+    if wait "$filter" 2>/dev/null; then say_signal "$status" "$@"; fi
     exit "$status"
 }
 

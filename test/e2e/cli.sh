@@ -114,13 +114,13 @@ check "ranks not a multiple of --gpus-per-node" refused 2 "--gpus-per-node" 4 --
 readme_example() { # the CPU recipe, shortened
     mkdir -p "$work/clone"
     ln -sfn "$BUILD" "$work/clone/build"
-    for folder in llmc sdp4bit configs dev; do ln -sfn "$PWD/$folder" "$work/clone/$folder"; done
+    for folder in llmc sdp4bit configs dev scripts; do ln -sfn "$PWD/$folder" "$work/clone/$folder"; done
     awk '/^### Compare SDP4Bit with bf16 gradients/ { inside = 1 }
         inside && /^    / { printed = 1; sub(/^    /, ""); if ($0 != "make") print; next }
         printed && NF { exit }' README.md |
         sed 's/--train-iters 100/--train-iters 10/' >"$work/clone/example.sh"
-    grep -q '^run="mpirun .*train_gpt_cpu' "$work/clone/example.sh" ||
-        { why="no mpirun in the README's example"; return 1; }
+    grep -q '^run="scripts/mpirun.sh .*train_gpt_cpu' "$work/clone/example.sh" ||
+        { why="no mpirun.sh in the README's example"; return 1; }
     (cd "$work/clone" && OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout -k 5 "$LIMIT" \
         bash -e example.sh) >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
     [ "$(grep -c '^ iteration       10/      10 .* lm loss: ' "$work/out")" = 2 ] &&
