@@ -128,7 +128,7 @@ const char *device_backend(void) { return "cpu"; }
 const DeviceKind *device_kind(void) {
     static const DeviceKind kind = {.only_way = "CPU ranks send everything through MPI",
                                     .where = "of each rank",
-                                    .beside_plan = "the program, MPI's buffers and the data at hand"};
+                                    .beside_plan = "the program, MPI's buffers and loaded data"};
     return &kind;
 }
 

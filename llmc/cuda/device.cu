@@ -225,9 +225,8 @@ const char *device_name(const Device *device) { return device->name; }
 const char *device_backend(void) { return "cuda"; }
 
 const DeviceKind *device_kind(void) {
-    static const DeviceKind kind = {true,          true,
-                                    true,          NULL,
-                                    "on each GPU", "the CUDA context and what cuBLAS, cuDNN and NCCL take"};
+    static const DeviceKind kind = {
+        true, true, true, NULL, "on each GPU", "the CUDA context and the memory of cuBLAS, cuDNN and NCCL"};
     return &kind;
 }
 

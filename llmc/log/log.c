@@ -28,8 +28,8 @@ struct Log {
 
 // ---- plain lines and JSON lines -----------------------------------------------------------------
 
-// Tells the heartbeat that this rank writes to standard output, which may block. begins false: the
-// write has ended, and the rank's previous phase continues.
+// Reports to the watchdog that this rank writes to standard output, which may block. begins false:
+// the write has ended, and the rank's previous phase continues.
 static void report_write(const Log *log, bool begins) {
     if (!log->site) return;
     Site here = *log->site;

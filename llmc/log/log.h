@@ -19,15 +19,15 @@
 //           timing {elapsed_ms, tokens_per_second, tflops_per_gpu, mfu, exposed_comm_ms and its
 //           parts exposed_gradients_ms and exposed_weights_ms (on the rank that waited least),
 //           exposed_most_ms (on the rank that waited most), seconds_left}
-// timers    iteration; timing {"<timer>": [min ms, max ms], ...} per iteration, over ranks phases
-// like timers, but total times of phases outside the loop (setup, evaluate, checkpoints) memory
-// once: iteration, planned_bytes and allocated_bytes of the device, planned host_bytes;
-//           timing {free_before_bytes, taken_before_bytes, taken_bytes, beside_plan_bytes} of
-//           rank 0
-// quantization_error   iteration, gradient_error, exact_gradient_norm, replica_error sample
-// iteration, text: --sample-prompt spike     iteration, what ("loss" | "gradient norm"), value,
-// limit, skipped: the anomaly guard repair    iteration, bucket, ranks (repaired), from (source
-// rank; null: the master weights):
+// timers    iteration; timing {"<timer>": [min ms, max ms], ...} per iteration, over ranks
+// phases    the same, in total, for phases outside the loop (setup, evaluate, checkpoints)
+// memory    once: iteration, planned_bytes and allocated_bytes of the device, planned host_bytes;
+//           timing, of rank 0 {free_before_bytes, taken_before_bytes, taken_bytes,
+//           beside_plan_bytes}
+// quantization_error   iteration, gradient_error, exact_gradient_norm, replica_error
+// sample    iteration, text: --sample-prompt
+// spike     iteration, what ("loss" | "gradient norm"), value, limit, skipped: the anomaly guard
+// repair    iteration, bucket, ranks (repaired), from (source rank; null: the master weights):
 //           replicas.c
 // valid     iteration, consumed_samples, split ("valid" | "test"), where, loss, ppl
 // task      iteration, consumed_samples, task, n, acc, acc_stderr; acc_norm and acc_norm_stderr of
@@ -46,9 +46,9 @@ LLMC_BEGIN
 typedef struct Log Log;
 
 // Opens config->tensorboard_dir and config->log_jsonl (appending) if set, and creates their
-// directories. Keeps pointers to config and site. active: true on rank 0. site: may be NULL;
-// otherwise its heartbeat is told about writes to standard output, which may block. Returns NULL on
-// error (EXIT_ENVIRONMENT). If a write fails later, prints one warning, and training continues
+// directories. Keeps pointers to config and site. active: true on rank 0. Unless site is NULL,
+// writes to standard output, which may block, are reported to its watchdog. Returns NULL on error
+// (EXIT_ENVIRONMENT). If a write fails later, prints one warning, and training continues
 // (append.h).
 Log *log_open(const Config *config, int world_size, bool active, const Site *site, Error *err);
 void log_close(Log *log);

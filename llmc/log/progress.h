@@ -6,8 +6,8 @@ LLMC_BEGIN
 
 typedef struct Progress Progress;
 
-// Appends "Starting job" to <save>/progress.txt, creating it and its directory if necessary. Reads
-// from earlier lines when the run started at this world size. active: true on rank 0 with
+// Appends "Starting job" to <save>/progress.txt, creating it and its directory if necessary. Finds
+// in earlier lines when the run started at this world size. active: true on rank 0 with
 // --log-progress and --save; otherwise nothing is written. flops_so_far: FLOPs of earlier jobs.
 // Returns NULL on error (EXIT_ENVIRONMENT).
 Progress *progress_open(const char *save, int world_size, double flops_so_far, bool active, Error *err);

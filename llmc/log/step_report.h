@@ -25,7 +25,7 @@ typedef struct IntervalReport {
     int64_t iterations;        // number of iterations in the interval
     double elapsed_ms;         // per iteration
     double lm_loss;            // mean over the applied steps; see report_has_loss
-    int64_t skipped, nan;      // number of iterations not applied, not finite
+    int64_t skipped, nan;      // numbers of skipped and of non-finite iterations
     double tflops_per_gpu;     // by Megatron-LM's FLOPs formula
     double mfu;                // 0..1; <= 0: peak unknown
     double tokens_per_second;  // of all ranks; <= 0: unknown

@@ -43,8 +43,8 @@ LLMC_BEGIN
 // with --sequence-parallel rank t holds only the t-th of equal blocks. Sums are computed in fp32 in
 // rank order and rounded once, so they are bitwise identical on every rank, backend and run.
 //
-// Collectives run on their own stream, `side`. It waits for the work queued on the compute stream
-// so far, and the compute stream waits for `side` before it uses the results or reuses the buffers.
+// Collectives run on their own stream, `side`, after the work queued on the compute stream so far.
+// The compute stream waits for `side` before it uses the results or reuses the buffers.
 
 typedef struct TensorParallel {
     const Group *group;  // size 1: no tensor parallelism
@@ -84,8 +84,8 @@ void tp_sum(const TensorParallel *tp, float *sums, int64_t n, void *scratch, siz
 
 // --- the model -----------------------------------------------------------------------------------
 
-// The tensors of one layer, in Megatron-LM's module order. GPT.place tells which of them a model
-// has.
+// All tensors that a layer may have, in Megatron-LM's module order. GPT.place shows which of them
+// the model has.
 enum LayerTensor {
     LN1_W,
     LN1_B,
@@ -298,8 +298,8 @@ void gpt_forward(GPT *gpt, const Pass *pass);
 // ZeRO. If pass->backward is set, also computes the gradients of the LM head. No-op unless the
 // chunk ends with the LM head.
 void gpt_head(GPT *gpt, const Pass *pass);
-// Backpropagates through the chunk. gpt_head has computed the gradient of the chunk's output, or
-// dresidual contains it. Leaves the gradient of the chunk's input in dresidual.
+// Backpropagates through the chunk, from the gradients of gpt_head or, if the LM head is in a later
+// chunk, from the output's gradient in dresidual. Leaves the input's gradient in dresidual.
 void gpt_backward(GPT *gpt, const Pass *pass);
 // Sums the gradients of tied embeddings over the first and last stage and hands the embedding
 // gradients to ZeRO. Call after the step's last backward pass. Collective over mesh->embedding.

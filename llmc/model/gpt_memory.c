@@ -153,7 +153,7 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
     reserve_pipeline(gpt, plan);
 }
 
-// All layers share one set of buffers; gpt_start points `residual` of every layer to the same one.
+// All layers share one set of buffers; gpt_start lets all layers use one residual stream.
 // by_kind is off, because op_cache_append reads Megatron-LM's interleaved QKV layout.
 void gpt_reserve_inference(GPT *gpt, MemoryPlan *plan) {
     assert(gpt->mesh->tp.size == 1 && gpt->mesh->pp.size == 1 && gpt->recompute_full && gpt->B == 1);

@@ -24,8 +24,8 @@ typedef struct PipelineAction {
     int gradient;  // gradient of the chunk's output
 } PipelineAction;
 
-// Buffers for gradients of hidden states: one is computed on, one is being received and one is
-// being sent.
+// Buffers for gradients of hidden states: one used by the current backward pass, one being received
+// and one being sent.
 enum { GRADIENT_SLOTS = 3 };
 
 // Fills in Megatron-LM's 1F1B schedule: warm-up forward passes, alternating forward and backward
@@ -34,13 +34,14 @@ enum { GRADIENT_SLOTS = 3 };
 // assigned such that the receive of an action may be posted as soon as the previous action starts.
 // actions: (2 * micro_batches * chunks) out. Returns the number of actions.
 int pipeline_actions(PipelineShape shape, int micro_batches, bool training, PipelineAction *actions);
-// Returns the number of activation slots that a stage needs. It needs one input buffer more.
+// Returns the number of activation slots that a stage needs. It also needs that many input buffers
+// plus one.
 int pipeline_in_flight(PipelineShape shape, int micro_batches);
 
 // A stage's links; NULL if there is no such neighbor.
 typedef struct Pipeline {
-    Link *from_before, *to_next;            // the hidden state
-    Link *from_next, *to_before;            // its gradient
+    Link *from_before, *to_next;            // hidden states
+    Link *from_next, *to_before;            // gradients of hidden states
     Link *words_to_first, *words_to_last;   // gradient of tied word embeddings
     int64_t sent_ahead, sent_back;          // number of messages sent to the next, previous stage
     int64_t gradient_sent[GRADIENT_SLOTS];  // value of sent_back after the latest send of a buffer

@@ -130,8 +130,8 @@ static LayerNorm first_norm(const GPT *gpt, const Pass *p, int l) {
     return n;
 }
 
-// Returns linear `which` of layer l: y = x W^T + b, and dx from dy. Its shape is not read from the
-// tensor table, which describes SwiGLU's first matrix with another shape: see add_layer in gpt.c.
+// Returns linear `which` of layer l: y = x W^T + b, and dx from dy. Does not read the shape from
+// the tensor table, which has another shape for SwiGLU's first matrix (add_layer in gpt.c).
 static Linear linear_of(const GPT *gpt, const Pass *p, int l, enum LayerTensor which, const floatX *x,
                         floatX *y, const floatX *dy, floatX *dx) {
     const Tensor *t = &gpt->tensor[gpt_layer_tensor(gpt, l, which)];
@@ -398,14 +398,14 @@ void gpt_head(GPT *gpt, const Pass *p) {
 
 // --- backward ------------------------------------------------------------------------------------
 
-// sum: column sums of dy if the backward pass of a norm has computed them, else NULL.
+// Adds the bias gradient. sum: column sums of dy if the norm's backward has computed them, or NULL.
 static void bias_backward(const GPT *gpt, int l, enum LayerTensor bias, const Linear *a, const float *sum) {
     if (!gpt->biased) return;
     op_bias_gradient(gpt->stream, grad(gpt, l, bias), a->dy, sum, a->N, a->OC, gpt->workspace);
 }
 
 // Backward pass of a row-parallel linear. Without tensor parallelism, the norm's backward pass has
-// left the column sums of dy in gpt->branch_sum. With it, those might not cover all rows.
+// left the column sums of dy in gpt->branch_sum. With it, they might not include all rows.
 static void row_parallel_backward(const GPT *gpt, const Pass *p, int l, enum LayerTensor bias,
                                   const Linear *a) {
     gather(gpt, p, gpt->hidden_dropout > 0 ? gpt->dbranch : dresidual_of(gpt, p));

@@ -353,7 +353,7 @@ static void print_fits(const Config *c, const Stages *stages, FILE *out) {
         print_fit(c, stages, share, out);
     }
     if (device_kind()->own_memory) return;
-    fprintf(out, "    (approximate: only build/train_gpt --plan knows the workspaces of GPU ops)\n");
+    fprintf(out, "    (approximate: only build/train_gpt --plan includes the workspaces of GPU ops)\n");
 }
 
 // --- summary: bytes between nodes ---------------------------------------------------------------
@@ -461,7 +461,7 @@ bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err) 
         fprintf(out, "memory per rank");
         print_whose(s, out);
         memory_plan_print(&s->memory_plan, layout_of(s)->parameters, out);
-        fprintf(out, "  in addition, reported in the log of a run: %s\n", device_kind()->beside_plan);
+        fprintf(out, "  not in the plan, but reported in the log of a run: %s\n", device_kind()->beside_plan);
         print_wire(config, s, out);
         print_parts_wire(config, &s->mesh, out);
         fprintf(out, "summary\n");

@@ -27,7 +27,7 @@ void plan_time_report(const Config *config, const Mesh *mesh, FILE *out);
 typedef struct Rates {
     double matmul;           // floating-point operations per ms in GEMMs
     double memory;           // bytes per ms
-    double inside, between;  // bytes per ms that a rank sends inside its node, to other nodes
+    double inside, between;  // bytes per ms that a rank sends inside its node and to other nodes
 } Rates;
 
 // Returns the rates of --plan-gpu; other --plan flags override some of them. per_node: number of
@@ -42,7 +42,7 @@ double gpu_room(PlanGpu gpu, const Config *config, const Mesh *mesh);
 // presets over a network and recommends one (plan_time.c).
 typedef struct Preset {
     const char *name;    // value of PRESET= in scripts/
-    double gain;         // speedup over presets that affect training less, required to choose this one
+    double gain;         // required speedup over presets that affect training less
     const char *flags;   // trainer flags
     const char *reason;  // short description, such as "gradients in 4 bits"
     bool bf16_gradients, eden, lossless, error_feedback;
@@ -61,8 +61,8 @@ Config preset_config(const Config *run, const Preset *preset);
 // Returns the mean squared error of a codec for Gaussian values, relative to their mean square.
 double codec_gaussian_error(Codec codec, int group, Rounding rounding);
 // Returns the RMS error of the reduced gradient, relative to the gradient, for Gaussian values that
-// are independent across nodes. inside, between: the reduction has a hop inside the node, between
-// nodes. The squared errors of both hops add up.
+// are independent across nodes. inside, between: the reduction has a hop inside the node, and one
+// between nodes. The squared errors of both hops add up.
 double preset_gradient_error(const GradFormat *format, bool inside, bool between);
 
 // Returns the index of the best preset, or -1 if none can run. ms: step times; 0: cannot run. Goes

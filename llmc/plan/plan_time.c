@@ -11,9 +11,9 @@
 
 // --- load of one step of one rank -----------------------------------------------------------
 
-// Memory traffic in bytes per element of AdamW on the shard, of gradient norm and new weights after
-// backward, and of quantization, which overlaps with backward. The last two are fitted such that
-// predicted step times match measured ones (dev/bench/README.md).
+// Memory traffic in bytes per element: AdamW on the shard; gradient norm and new weights after
+// backward; quantization, which overlaps with backward. The last two are fitted to measured step
+// times (dev/bench/README.md).
 enum { ADAMW_BYTES = 30, TAIL_BYTES = 12, QUANTIZE_BYTES = 12 };
 // AdamW on the host with 16 cores per GPU: memory traffic in bytes per element, and rate in bytes
 // per ms (dev/bench/results/strategies_1gpu.json).
@@ -22,8 +22,8 @@ static const double HOST_MEMORY = 8.2e7;
 // Latency in ms of a tensor-parallel reduction or gather (dev/bench/NOTES.md).
 static const double TENSOR_MESSAGE = 0.042;
 // Cost of forward and backward in addition to GEMMs at full rate: memory traffic in bytes per
-// element of a layer's input, in bytes per logit, and ms per layer lost in small GEMMs. Fitted to
-// models of 125M to 1.3B parameters on H200s (dev/bench/README.md).
+// element of a layer's input and per logit, and ms per layer lost in small GEMMs. Fitted to models
+// of 125M to 1.3B parameters on H200s (dev/bench/README.md).
 enum { LAYER_BYTES = 180, LOGIT_BYTES = 6 };
 static const double LAYER_IDLE = 0.26;
 // Slowdown of compute by overlapping communication, which uses some SMs and memory bandwidth.

@@ -3,8 +3,8 @@
 
 #include <math.h>
 
-// Required gain of a preset with fewer bits: 10 %, and more for those with a larger error. Local
-// steps, which are a different algorithm, must gain 50 %.
+// A preset with fewer bits must be 10 % faster, or more if its error is larger. Local steps, which
+// are a different algorithm, must be 50 % faster.
 #define FEWER_BITS 1.1
 const Preset presets[PRESETS] = {
     {"baseline", 1, "no flags", "nothing is quantized", .gradient_bits = 0},

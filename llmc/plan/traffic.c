@@ -79,7 +79,7 @@ typedef struct Ways {
     int between, inside, parts;
 } Ways;
 
-// Returns the sends of the weight gather after an update.
+// Returns how often this rank sends weights in the gather after an update.
 static Ways update_ways(const StepTraffic *traffic, int b) {
     Ways replica = {1, 1, 0}, node = {1, 0, 0}, none = {0, 0, 0};
     if (gradients_gathered(traffic)) return none;
@@ -87,7 +87,7 @@ static Ways update_ways(const StepTraffic *traffic, int b) {
     return traffic->config->shard_scope == SHARD_IN_NODE ? node : none;
 }
 
-// Returns the sends of a gather during forward or backward.
+// Returns how often this rank sends weights in a gather during forward or backward.
 static Ways gather_ways(const StepTraffic *traffic, int b, bool backward) {
     const Config *c = traffic->config;
     Ways none = {0, 0, 0}, part = {0, 0, 1}, message = {1, 1, 0};
@@ -183,7 +183,7 @@ static double matrix_elements(const BucketLayout *plan, int b) {
 }
 
 // Returns the bytes of an outer all-reduce between replica groups, which has two hops with the
-// inter-node codec, divided by the number of steps between two of them.
+// inter-node codec, divided by the number of steps between outer syncs.
 static double exchange_formula(const StepTraffic *traffic, const GradFormat *grad) {
     const BucketLayout *plan = traffic->plan;
     double own = (double)(plan->parameters - plan->tail_parameters) / plan->dp, N = traffic->replica_groups;

@@ -5,8 +5,8 @@
 //   optim_grads         most buckets are reduced with every micro-batch (zero_reductions)
 //   optim_grads_params  like optim_grads; forward and backward also gather each bucket that is not
 //                       in one of the two slots. The first bucket is never sharded
-//   local steps         each bucket has an outer all-reduce every H steps, 1/H of which counts as
-//                       inter-node gradients of a step
+//   local steps         each bucket has an outer all-reduce every H steps, which adds 1/H of its
+//                       bytes to the inter-node gradients of a step
 #pragma once
 #include "llmc/state/zero.h"
 LLMC_BEGIN

@@ -57,7 +57,7 @@ typedef struct Batches {
     int T, B;          // a batch has B sequences of length T
     int64_t *request;  // (requests) indices of the requests, in file order
     int64_t requests;
-    int64_t first_pass;  // first pass in flight; pass p of data-parallel rank d is batch p * D + d
+    int64_t first_pass;  // first pass in flight; pass p on data-parallel rank d of D is batch p * D + d
     int32_t *ids;        // (3, B, T) tokens, targets and positions of a batch
     HeadScore *scores;   // (passes in flight, TP ranks, B * T)
 } Batches;

@@ -6,8 +6,8 @@
 
 enum { MEASURED_LAYERS = 4 };
 
-// Returns the config of a run with one rank, mock data and a few of the model's layers that saves
-// and logs nothing. Strings are borrowed from `config`.
+// Returns the config of a run on one rank that has mock data and a few of the model's layers, and
+// saves and logs nothing. Strings are borrowed from `config`.
 static Config config_to_measure(const Config *config) {
     Config c = *config;
     if (c.num_layers > MEASURED_LAYERS) c.num_layers = MEASURED_LAYERS;

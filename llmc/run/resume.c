@@ -67,8 +67,8 @@ static bool take_folder(Run *run, int64_t iteration) {
     bool locked = save_folder_lock(folder, patience, &run->save_lock, &run->error);
     if (locked ? !save_folder_holds(folder, iteration) : !save_folder_in_use(folder, iteration)) return true;
     return error_set(&run->error, EXIT_COMMUNICATION,
-                     "a node was lost, and another part of the job is saving iteration %lld in %.600s, which "
-                     "this part does not overwrite; restart the job",
+                     "a node was lost, and another part of the job is saving iteration %lld in %.600s, so "
+                     "this part does not save; restart the job",
                      (long long)iteration, folder);
 }
 

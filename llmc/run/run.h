@@ -34,7 +34,7 @@ LLMC_BEGIN
 typedef struct Interval {
     int64_t iterations, samples, skipped, nan;
     double loss_sum;       // over applied steps
-    double seconds_start;  // moved forward by the time of evaluations and checkpoints
+    double seconds_start;  // start time, moved forward by the time of evaluations and saves
     Traffic traffic;       // counters at the start of the interval
 } Interval;
 
@@ -242,7 +242,7 @@ void eval_tasks(Run *run, GPT *gpt);
 // Collective over world.
 
 // Compares program and flags. Call after plan_run, before memory is allocated or data is read.
-// Paths may differ between machines, but not their number, except for outputs that only rank 0
+// Paths may differ between machines, but their number may not, except for outputs that only rank 0
 // writes.
 // Errors: EXIT_ENVIRONMENT for another version, commit or backend; EXIT_USAGE for a flag.
 bool same_flags(const Config *config, Peers world, Error *err);

@@ -39,8 +39,8 @@ static void report_program(Run *run) {
     }
 }
 
-// Logs whether intra-node messages use copy engines or NCCL (--node-exchange). Warns if only some
-// ranks can use copy engines, because the others then slow down the whole job.
+// Logs whether intra-node messages use copy engines or NCCL (--node-exchange). Warns if some ranks
+// must use NCCL, because they slow down the whole job.
 static void report_exchange(Run *run) {
     Error why;
     bool shared = zero_node_shares(run->zero, &why);
@@ -116,7 +116,7 @@ void report_start(Run *run) {
              truth(c->quantized_gradients), c->gq_group_size_intra, c->gradient_quantization_bits_intra,
              c->gq_group_size_inter, c->gradient_quantization_bits_inter,
              c->gradient_quantization_method == GRADIENT_EDEN ? " (EDEN)" : "");
-    const char *idle = "WARNING: one data-parallel rank sends nothing:";
+    const char *idle = "WARNING: a single data-parallel rank sends nothing, so";
     bool one = mesh_data_ranks(&run->mesh) == 1;
     if (one && (c->quantized_weights || c->quantized_gradients))
         log_line(run->log, "%s the quantization flags have no effect", idle);
@@ -192,8 +192,8 @@ void interval_exclude(Run *run, const Interruption *from) {
     run->interval.seconds_start += monotonic_seconds() - from->seconds;
 }
 
-// Returns the maximum over nodes of the bytes that all ranks of the node sent. sent: a column of
-// (world, 3).
+// Returns the maximum over nodes of the bytes that all ranks of the node sent. sent: one column of
+// a (world, 3) array.
 static double busiest_node(const Mesh *mesh, const double *sent) {
     double most = 0;
     for (int node = 0; node < mesh->nodes; node++) {
@@ -204,7 +204,7 @@ static double busiest_node(const Mesh *mesh, const double *sent) {
     return most;
 }
 
-// Fills in how many bytes the busiest node sent per step to other nodes and within the node for
+// Fills in the bytes per step that the busiest node sent: to other nodes and within the node for
 // data parallelism, and in total for tensor and pipeline parallelism.
 static void node_traffic(Run *run, IntervalReport *r) {
     const Mesh *mesh = &run->mesh;

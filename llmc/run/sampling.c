@@ -69,7 +69,7 @@ static int draw_of_likeliest(const Sampling *s, const floatX *logits, double uni
     int vocab = s->vocab, most = s->top_k > 0 && s->top_k < vocab ? s->top_k : vocab, taken = 0;
     make_heap(s, logits);
     double top = (double)heap[0].logit, whole = 0.0, sum = 0.0, running = 0.0;
-    // Sum the probabilities after top-k. Popping moves those candidates to the end of the array.
+    // Sum the probabilities of the top-k candidates, which popping moves to the end of the array.
     if (most < vocab) {
         for (; taken < most; taken++)
             whole += weight_of(take_first(heap, vocab - taken).logit, top, s->temperature);

@@ -14,7 +14,7 @@ typedef struct Sampling {
     int vocab;           // number of logits, without padding
     double temperature;  // divides the logits; 0: greedy
     int top_k;           // samples among the top_k most likely tokens; 0: no limit
-    double top_p;        // nucleus sampling, with probabilities that sum to at least top_p
+    double top_p;        // nucleus sampling: fewest tokens with a total probability of top_p
     uint64_t seed;
     Candidate *candidates;  // (vocab) scratch; NULL if top_k is 0 and top_p is 1
 } Sampling;
