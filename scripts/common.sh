@@ -218,15 +218,15 @@ last_value() {
 # in this cgroup, and its last line in the kernel log about a program named in the command. Prints
 # less where these cannot be read.
 oom_kills() {
-    local word names=()
+    local word patterns=()
     for word; do
         word=${word##*/}
-        names+=(-e "(${word:0:15})")
+        patterns+=(-e "(${word:0:15})")
     done
     {
         sed -n 's/^oom_kill //p' \
             "${MEMORY_EVENTS:-/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup)/memory.events}"
-        dmesg | grep 'Killed process' | grep -F ${names[@]+"${names[@]}"} | tail -n 1
+        dmesg | grep 'Killed process' | grep -F ${patterns[@]+"${patterns[@]}"} | tail -n 1
     } 2>/dev/null || true
 }
 
