@@ -36,8 +36,8 @@ static bool data_sound(Run *run) {
 }
 
 // Uploads this rank's micro-batch, which starts at global sample `consumed`, into a slot. If the
-// data is corrupt, this rank must not stop at once, because the others are already in the
-// collectives of this step. It continues with zeros until all ranks stop (data_sound).
+// data is corrupt, this rank continues with zeros until all ranks stop (data_sound), because the
+// other ranks may already wait in a collective of this step.
 static Batch next_batch(Run *run, GPT *gpt, int slot, int split, int64_t consumed) {
     Batch batch;
     Error err;
@@ -71,16 +71,16 @@ static double count_tokens(const GPT *gpt, const Batch *batch) {
 typedef struct BatchSource {
     int split;      // SPLIT_TRAIN, SPLIT_VALID or SPLIT_TEST
     int64_t first;  // global sample of micro-batch 0
-    int64_t row;    // samples of a micro-batch on all data-parallel ranks together
+    int64_t row;    // samples of one micro-batch over all data-parallel ranks
     int64_t parts;  // micro-batches whose losses are averaged
     double tokens;  // unmasked tokens loaded so far
 } BatchSource;
 
 // Loads a micro-batch and sets the scales of its pass:
-//   report_scale  for the reported loss. Divides the loss sum by all tokens of `parts`
-//                 micro-batches; token_factor later corrects the result for masked tokens.
-//   loss_scale    for the gradients. Averages over the unmasked tokens of each micro-batch and then
-//                 over micro-batches, as in Megatron-LM. With --calculate-per-token-loss it equals
+//   report_scale  for the reported loss. Divides the loss sum by the number of tokens in `parts`
+//                 micro-batches; token_factor later corrects for masked tokens. loss_scale for the
+//                 gradients. Averages over the unmasked tokens of each micro-batch and then over
+//                 micro-batches, as in Megatron-LM. With --calculate-per-token-loss it equals
 //                 report_scale.
 // Returns the number of unmasked tokens.
 static double load_micro_batch(Run *run, GPT *gpt, const BatchSource *source, Pass *pass) {
@@ -211,8 +211,8 @@ static const char *why_stopped(const Run *run) {
 }
 
 // Evaluates and logs the loss. As in Megatron-LM, each validation continues where the previous one
-// would have ended without an early stop, so a resumed run sees the same samples. Returns
-// false if the data was corrupt, which ends the run.
+// would have ended without an early stop, so a resumed run sees the same samples. Returns false if
+// the data was corrupt; the run then ends.
 static bool evaluate_and_log(Run *run, GPT *gpt, int split, const char *suffix, bool verbose) {
     const Config *c = &run->config;
     if (run_eval_iters(run, split) <= 0 || run->stop.reason) return true;
@@ -246,9 +246,9 @@ static bool final_evaluation(Run *run, GPT *gpt) {
 // ===== the training loop =========================================================================
 
 // Returns true if the anomaly guard ends the run because of non-finite losses or gradients, too
-// many skipped steps or a corrupted message. With local steps each replica group has its own guard,
-// so the groups must agree. They do so when run_poll_stop reports an anomaly, and whenever the
-// status of the latest step has been read.
+// many skipped steps or a corrupted message. With local steps each replica group has its own guard.
+// The groups exchange the result when run_poll_stop reports an anomaly, and whenever the status of
+// the latest step has been read.
 static bool guard_ends_run(Run *run, bool status_read) {
     bool collective = run->mesh.replica_groups.size > 1 && (status_read || run->stop.reason == STOP_ANOMALY);
     if (collective) return !run_agreed(run, !run->guard.ended_at);
@@ -388,7 +388,7 @@ static void plan_and_run(Run *run, GPT *gpt, double limit) {
         run_look_at_data(run);
     } else {
         run_training(run, gpt);
-        advance_save(run, true);  // finish an asynchronous save, whatever ended the run
+        advance_save(run, true);  // finish an asynchronous save, for whatever reason the run ended
         node_recovery_disarm(&run->site);
     }
 }
@@ -406,7 +406,7 @@ int train_gpt(int argc, char **argv) {
     // --plan and the data checks have nothing to save: signals end the process as usual.
     bool trains = parsed && !run.config.plan && !run.config.check_data && run.config.inspect_data < 0;
     if (trains) stop_catch_signals();
-    signal(SIGXFSZ, SIG_IGN);          // exceeding a file size limit becomes an error of write(2)
+    signal(SIGXFSZ, SIG_IGN);          // write(2) returns an error at the file size limit
     signal(SIGPIPE, SIG_IGN);          // a closed log pipe must not end the run
     setvbuf(stdout, NULL, _IOLBF, 0);  // write whole lines at once, even into a pipe or file
     double limit = trains ? 60.0 * run.config.distributed_timeout_minutes : 0.0;

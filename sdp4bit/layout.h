@@ -121,8 +121,8 @@ typedef struct WeightFormat {
     Codec codec;
     int group;
     bool difference;  // grouped codecs: code master minus model weights (qWD), else master weights (qW).
-                      // bf16: code the changes of the model weights losslessly, in messages of variable
-                      // length (lossless.h)
+                      // bf16: code the changes of the model weights in lossless messages of
+                      // variable length (lossless.h)
     Rounding rounding;
 } WeightFormat;
 // Returns the format of unquantized weights.

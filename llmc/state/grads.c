@@ -1,7 +1,7 @@
 // A rank's gradients: see grads.h. The stores:
-//   accumulated  ZeRO-1, and buckets with embeddings. A rank holds the whole bucket, to which
-//                backward adds the micro-batches of a step. The bucket is reduced once per step.
-//   replicated   no_shard. Like accumulated, but then every rank gathers the reduced bucket.
+//   accumulated  ZeRO-1, and buckets with embeddings. Gradients of the whole bucket, summed over
+//                the micro-batches of a step and reduced once per step. replicated no_shard. Like
+//                accumulated, but every rank then gathers the reduced bucket.
 //   slots        ZeRO-2 and 3. All buckets share two slots: bucket b+1 is reduced from one slot
 //                while backward writes bucket b to the other. Every micro-batch is reduced at once,
 //                and this rank's shard accumulates the micro-batches of a step.
@@ -60,9 +60,9 @@ static const GradStore slots = {.full = full_slot,
 
 // --- memory --------------------------------------------------------------------------------------
 
-// Returns true if a single backward pass of a micro-batch writes all gradients of the bucket. That
-// is false for embeddings, which get gradients at both ends of a pass and which pipeline stages
-// exchange once per step, and for buckets with layers of several model chunks.
+// Returns true if each backward pass of a micro-batch completes all gradients of the bucket. False
+// for embeddings, which get gradients at both ends of a pass and are exchanged by pipeline stages
+// once per step. Also false for buckets with layers of several model chunks.
 static bool in_one_pass(const Base *base, int b) {
     int chunk = ANY_CHUNK;
     for (int t = 0; t < base->layout.tensors; t++) {
@@ -98,7 +98,7 @@ static void place_buckets(const Base *base, Grads *grads, bool windows) {
         int64_t elements = bucket_elements(bucket), own = round_up64(bucket_shard(bucket), 64);
         bool accumulates = grads->bucket[b].store->accumulates;
         grads->bucket[b].start = accumulates ? grads->whole_elements : grads->shard_elements;
-        // Rounded as in the bucket layout.
+        // Buckets are aligned as in the bucket layout.
         if (accumulates) grads->whole_elements += round_up64(elements, 128);
         else grads->shard_elements += own;
         if (!accumulates && elements > grads->slot_elements) grads->slot_elements = elements;

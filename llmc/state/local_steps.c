@@ -45,8 +45,8 @@ static void reserve_exchange(const Base *base, Outer *l, MemoryPlan *plan) {
                              (void **)&l->lost);
 }
 
-// Reserves host memory for the model weights while outer weights replace them (outer_use). Runs
-// that neither evaluate nor generate text need none.
+// Reserves host memory that keeps the model weights while outer weights replace them (outer_use).
+// Not needed by runs that neither evaluate nor generate text.
 static void reserve_kept(const Base *base, Outer *l, const Weights *weights, MemoryPlan *plan) {
     const Config *c = base->config;
     int64_t all = 0, elements;
@@ -137,7 +137,7 @@ static void await_exchange(const Base *base, const Outer *l, int b) {
 
 // Starts the exchange of bucket b. The pseudo-gradient is computed on `last`, after AdamW;
 // everything else overlaps with later work. In the last step of a run, an earlier exchange of the
-// same bucket may be pending; the new one supersedes it.
+// same bucket may be pending; the new exchange replaces it.
 static void exchange(const Base *base, Outer *l, const Optimizer *optimizer, int b) {
     const Config *c = base->config;
     Stream *last = base->lanes->last;
@@ -152,7 +152,7 @@ static void exchange(const Base *base, Outer *l, const Optimizer *optimizer, int
     kernel_pseudo_gradient(last, gradient, l->outer + at, optimizer->master + at, n);
     event_record(l->taken, last);
     stream_wait(l->stream, l->taken);
-    // After a loss, pending exchanges may still use the buffers, so no new one is started.
+    // After a loss, pending exchanges may still use the buffers, so no other exchange is started.
     if (!l->lost || !*l->lost) outer_exchange(&step, b, gradient);
     base->checks->exchange = l->checks.exchange;
     kernel_outer_step(l->stream, l->outer + at, l->momentum + at, gradient, rate, momentum, n, l->lost);
@@ -225,8 +225,8 @@ void outer_resume_group(const Base *base, Outer *l, int64_t step, int64_t applie
     }
 }
 
-// All-gathers n weights of each rank of the replica group to `all`. Sends parts that fit into the
-// gather buffer, because the ranks of the node may map that buffer.
+// All-gathers n weights per rank within the replica group into `all`. Goes through the gather
+// buffer in parts, because the ranks of the node may map that buffer.
 static void gather_shards(const Base *base, Weights *weights, const floatX *own, floatX *all, int64_t n) {
     const Group *node = &base->mesh->node;
     const Lanes *lanes = base->lanes;

@@ -240,7 +240,7 @@ static void write_host(const Optimizer *o, Stream *stream, void *state, const vo
     stream_synchronize(stream);
 }
 
-// Uses page-locked memory, because AdamW occupies the driver thread that completes pageable copies.
+// Uses page-locked memory, because pageable copies need the driver thread that AdamW occupies.
 static void copy_status_to_pinned(const Base *base, StepStatus *landed) {
     copy_to_pinned(base->compute, landed, base->control, sizeof *landed);
 }

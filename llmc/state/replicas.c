@@ -1,5 +1,5 @@
 // Comparison and repair of replicas: see zero.h. Every rank gathers the hashes of all ranks, so all
-// ranks decide the same without further communication. Rank 0 logs the repairs.
+// ranks make the same decisions without further communication. Rank 0 logs the repairs.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 enum { PIECE = 1 << 22 };  // elements that a repair sends at a time
 
-// A rank's part of a tensor. Parts with the same number and offset are copies of each other.
+// Hash of a tensor part. Parts with the same number and offset are copies of each other.
 typedef struct Copy {
     int64_t number, offset;  // Tensor.number + 1 and Tensor.offset; number 0 marks an unused row
     int64_t bucket;
@@ -138,8 +138,8 @@ static int holder_rank(const Holders *h, int m) { return h->first + m * h->strid
 
 static const Copy *copies_of(const Check *c, int rank) { return &c->copy[(int64_t)rank * c->tensors]; }
 
-// Returns the copy that holder m has of the tensor in row i of the first holder's table; NULL if it
-// has none. Searches from row i, where it most likely is.
+// Returns holder m's copy of the tensor in row i of the first holder's table, or NULL. Starts the
+// search at row i, where the copy most likely is.
 static const Copy *copy_of(const Check *c, const Holders *h, int m, int i) {
     const Copy *wanted = &copies_of(c, h->first)[i], *table = copies_of(c, holder_rank(h, m));
     for (int k = 0; wanted->number && k < c->tensors; k++) {
@@ -162,7 +162,7 @@ static bool equal_everywhere(const Check *c, int rank, int b) {
     return ranks_like(c, rank, b) == holders_of(c, b)->size;
 }
 
-// Returns the lowest rank with the weights that more than half of the replicas have, or -1.
+// Returns the lowest rank whose weights equal those of more than half of the replicas, or -1.
 static int majority(const Check *c, int rank, int b) {
     int holders = holders_of(c, b)->size;
     for (int i = 0; i < holders; i++) {
@@ -321,8 +321,8 @@ static void report_replicas(const Check *c, int rank, int b, int root) {
     report_json(c, rank, b, &ranks, NULL, root);
 }
 
-// Broadcasts the name of the tensor in row i of the rank's table, because other ranks may not have
-// the tensor. Collective over world.
+// Broadcasts the name of the tensor in row i of rank's table, because rank 0 may not have the
+// tensor. Collective over world.
 static void name_of(const Check *c, int rank, int i, char name[96]) {
     if (c->mesh->world.rank == rank) memcpy(name, c->zero->base.tensors[i].name, 96);
     peers_broadcast(c->world, name, 96, rank);
@@ -376,9 +376,9 @@ static void mark(const Check *c, const Holders *h, int i) {
     }
 }
 
-// Marks the buckets of copies that differ as stale. If a bucket is stale, also marks the buckets
-// that hold copies of its tensors, because a repair from the master weights may change correct
-// weights too. Returns true if any copies differ.
+// Marks buckets with differing copies as stale. Also marks the buckets that hold copies of a stale
+// bucket's tensors, because a repair from the master weights may change correct weights too.
+// Returns true if any copies differ.
 static bool mark_copies(Check *c) {
     bool any = false;
     for (const Holders *h = c->holders; h < c->holders + c->holder_count; h++) {

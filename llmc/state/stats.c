@@ -12,7 +12,7 @@
 #include "llmc/base/append.h"
 #include "llmc/ranks/peers.h"
 
-// Pipeline chunks of the exact reduction; they keep its buffers small and do not affect the sums.
+// Chunks of the exact reduction, for smaller buffers; the sums do not depend on them.
 enum { EXACT_CHUNKS = 8 };
 
 static bool errors_due(const Base *base) {
@@ -214,8 +214,8 @@ void stats_after_update(const Base *base, Stats *stats, const Optimizer *optimiz
 
 // --- after the step ------------------------------------------------------------------------------
 
-// Adds the squares of (replica - master) and of (bf16(master) - master) over this rank's ranges,
-// skipping tensors that another rank counts.
+// Sums the squares of (replica - master) and of (bf16(master) - master) over this rank's ranges,
+// except those of tensors that another rank counts.
 static void replica_squares(const Base *base, const Optimizer *optimizer, const Weights *weights,
                             double squares[2]) {
     for (int i = 0; i < base->range_count; i++) {

@@ -10,12 +10,12 @@ static int64_t part_elements(const Bucket *bucket, const WeightParts *parts) {
     return parts->shards * bucket_shard(bucket);
 }
 
-// Returns the format of the world store's gathers: plain until an update has written payloads.
+// Returns the format in which the world store gathers: plain until an update has written payloads.
 static WeightFormat gather_format(const Base *base, const Weights *weights) {
     return weights->messages_valid ? base->weight_format : plain_weight_format();
 }
 
-// Places `shards` shards of every gathered bucket. used: also reserves the memory.
+// Lays out `shards` shards of every gathered bucket. used: also reserves their memory.
 static void reserve_parts(const Base *base, WeightParts *parts, int shards, bool used, const char *purpose,
                           MemoryPlan *plan) {
     enum { ALIGNMENT = 128 };  // elements: 256 bytes, the alignment of device memory
@@ -60,7 +60,7 @@ static void reserve_world(const Base *base, Weights *weights, MemoryPlan *plan) 
                         (void **)&weights->always);
     if (codec_grouped(base->weight_format.codec))
         memory_plan_reserve(plan, "weights", "own payloads", (size_t)kept, (void **)&weights->message);
-    // With one rank per node a node-local copy would only duplicate the slot.
+    // With one rank per node the partition would only duplicate the gathered bucket.
     if (base->config->secondary_partition && base->mesh->node.size > 1)
         reserve_parts(base, &weights->secondary, base->mesh->rail.size, true,
                       FLOATX_NAME " secondary partition", plan);
@@ -369,8 +369,8 @@ void weights_keep_tensor(const Base *base, Weights *weights, int tensor) {
 
 // --- waiting for a layer's weights ---------------------------------------------------------------
 
-// Starts the gather of bucket b into its slot. It waits until earlier layers have used the slot and
-// the bucket's latest update is complete.
+// Starts the gather of bucket b into its slot. The gather waits for the layers that use the slot's
+// previous bucket, and for bucket b's latest update.
 static void start_gather(const Base *base, Weights *weights, int b, bool backward) {
     timer_start(base->timers, TIMER_EXPOSED_WEIGHTS, base->compute);
     event_record(weights->used, base->compute);

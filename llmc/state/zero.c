@@ -1,6 +1,6 @@
 // Runs a training step (see zero.h) by calling the parts in order: reduce the gradients of each
 // bucket when they are complete, compute the step status, run AdamW, all-gather the weights.
-// README.md in this directory lists the streams and events, and who may use each buffer when.
+// README.md in this directory lists streams, events, and the accesses to each buffer.
 #include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 
@@ -109,8 +109,8 @@ void zero_reduce_unit(Zero *zero, int unit, bool last) {
     assert(unit >= 0 && unit < base->layout.units);
     int b = base->layout.unit_bucket[unit];
     if (!grads_complete(base, &zero->grads, unit)) return;
-    // Starts when the bucket is ready, or when the previous bucket's reduction ends. Intervals on
-    // one stream do not overlap, so no time is counted twice.
+    // The interval starts when the bucket is ready, or when the previous bucket's reduction ends.
+    // Intervals on a stream do not overlap, so no time is counted twice.
     timer_start(base->timers, TIMER_ALL_GRADS_SYNC, base->lanes->last);
     reduce_bucket(zero, b, last);
     timer_stop(base->timers, TIMER_ALL_GRADS_SYNC, base->lanes->last);
@@ -132,7 +132,7 @@ void zero_step_begins(Zero *zero, int64_t iteration) {
     grads_new_step(&zero->base, &zero->grads);
     if (zero->base.config->log_num_zeros_in_grad)
         set_zero(zero->base.lanes->last, zero->zeros, sizeof(int64_t));
-    // Discard weights that an evaluation has gathered, so that every step issues the same gathers.
+    // Discard weights gathered by an evaluation, so that every step issues the same gathers.
     weights_invalidate(&zero->base, &zero->weights);
     set_zero(zero->base.compute, zero->loss_sum, sizeof(float));  // compute has waited for the status
     zero_set_factors(zero, 1.0, 1.0);
@@ -273,7 +273,7 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     wait_for_copies(zero);
     if (zero->optimizer.store->status_known) zero->optimizer.store->status_known(base, &zero->optimizer);
     QwdStep step = qwd_step(zero, weight_decay);
-    // In forward order, because the next forward pass needs the weights of the first layers first.
+    // In forward order, because the next forward pass begins with the first layers.
     for (int b = 0; b < buckets; b++) {
         outer_apply(base, &zero->outer, &zero->optimizer, b, base->step - 1);
         update_bucket(zero, &step, b);
@@ -283,8 +283,8 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     qwd_agree_lengths(&step, base->lanes);
     for (int b = 0; step.lossless && b < buckets; b++) gather_bucket(zero, &step, b);
     if (zero->optimizer.store->updated) zero->optimizer.store->updated(base, &zero->optimizer);
-    // Later work on `last` must see the new weights. Waiting costs no time, because the next work
-    // on `last` is the end of the next step's first reduction.
+    // Later work on `last` must see the new weights. The wait costs no time, because the next work
+    // on `last` is the last stage of the next step's first reduction.
     if (base->lanes->apart) stream_wait(last, weights->bucket[buckets - 1].done);
     timer_stop(base->timers, TIMER_OPTIMIZER, last);
     if (weights->message && !weights->messages_valid)

@@ -46,8 +46,8 @@ static void choose_wires(Zero *zero) {
 static LayoutOptions plan_options(const Zero *zero) {
     const Config *c = zero->base.config;
     LayoutOptions o = {0};
-    // A single rank sends nothing, and quantization flags must not change its results, so its
-    // layout has no groups and no padding for them.
+    // A single rank sends nothing. Quantization flags must not change its results, so its layout
+    // has neither groups nor padding for groups.
     bool sends = zero->base.mesh->dp.size > 1, exchanges = zero->base.mesh->replica_groups.size > 1;
     bool gradients = (sends || exchanges) && c->quantized_gradients;
     bool weights = sends && codec_grouped(zero->base.weight_format.codec);
