@@ -320,7 +320,7 @@ move_log() {
 }
 
 # Chooses between appending to the log and starting a new one. Only rank 0 writes the log, and it
-# opens the files after this function.
+# opens the files after this function has returned.
 choose_log() {
     local value home resumes n own here=0
     if ! is_first || [ -z "$log_dir" ]; then return 0; fi

@@ -56,7 +56,7 @@ def picture(steps, commit):
     step = 2 * BAR + 2 + BETWEEN_NETWORKS
     height = TOP + len(NETWORKS) * step
     longest = max(steps[n, a] for n in NETWORKS for a in PRESETS)
-    title = "How long a training step takes, by the network between two nodes"
+    title = "Time per training step, by network speed between two nodes"
     subtitle = ("GPT of 1.3 billion parameters, 8 sequences of 2048 tokens per GPU and step. "
                 "Two H200 as two nodes of one. The network",
                 f"is emulated on one machine (dev/bench/comm.sh --shape 2x1, commit {commit}). "

@@ -20,7 +20,7 @@ log_order() {
     local at=0 text line
     for text in "$@"; do
         line=$(tail -n +$((at + 1)) "$work/out" | grep -nF -- "$text" | head -n 1 | cut -d : -f 1)
-        [ -n "$line" ] || { why="no '$text' in its place"; return 1; }
+        [ -n "$line" ] || { why="'$text' is missing or out of order"; return 1; }
         at=$((at + line))
     done
 }

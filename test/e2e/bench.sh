@@ -157,9 +157,9 @@ END
 }
 check "sync only: a second call appends to the first" sync_again
 
-# sync_hangs PATTERN COMMAND...: runs COMMAND, which makes a rank hang, once all ranks have started
-# (the plain collectives are logged), and expects an error that matches PATTERN. 40 presets of 100
-# steps run longer than the test.
+# sync_hangs PATTERN COMMAND...: waits until all ranks have started (the plain collectives are
+# logged), makes a rank hang with COMMAND, and expects an error that matches PATTERN. 40 presets of
+# 100 steps run longer than the test.
 sync_hangs() {
     local pattern=$1 words=() i
     shift
@@ -295,7 +295,7 @@ networks_in_turn() {
         "'$root/dev/bench/comm.sh' $options --logs turn --out comm3.json && tc qdisc show dev lo" ||
         { say "exit code $?"; return 1; }
     grep -q '^loopback: 200000 Mb/s' "$work/err" && grep -q '^loopback: 20000 Mb/s' "$work/err" &&
-        ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
+        ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed is wrong or was not restored"; return 1; }
     [ "$(grep -c '"kind":"interval","iteration":[246]00,' "$work/turn/one/tiny/1/full-1.jsonl")" -eq 3 ] ||
         { why="layers were not timed for two seconds or the maximum number of steps"; return 1; }
     # CPU ranks do not use sockets, so the loopback counter must exist and stay small.
@@ -319,8 +319,8 @@ network_refused() {
     local refusal='^warning: skipped the network 10: error: tc could not shape the loopback'
     [ "$(grep -c "$refusal" "$work/err")" -eq 1 ] || { why="no line about 10 Gb/s"; return 1; }
     sed '/measured the layer times/q' "$work/err" | grep -q '^warning: skipped the network 10: ' ||
-        { why="it was not tried before layers were timed"; return 1; }
-    ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
+        { why="the network was not tried before layers were timed"; return 1; }
+    ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed is wrong or was not restored"; return 1; }
     why="rows: $(rows_of "$work/comm4.json" network arm)"
     [ "$why" = "rows: 100 fp32" ]
 }
@@ -436,7 +436,7 @@ hard_end() {
     local since=$SECONDS
     impostor hangs 'trap "" TERM' ': >"$work/hung"' 'while :; do sleep 1; done'
     BUILD=$work/hangs compare --networks inside --presets "fp32 bf16" --time-limit 30 --out "$work/hangs.json"
-    [ $((SECONDS - since)) -le 120 ] || { why="it took $((SECONDS - since)) s of 30"; return 1; }
+    [ $((SECONDS - since)) -le 120 ] || { why="took $((SECONDS - since)) s with a limit of 30 s"; return 1; }
     [ -e "$work/hung" ] &&
         grep -q '^warning: not every preset of tiny.args:2, inside finished: fp32 bf16$' "$work/err" ||
         { say "the presets did not run"; return 1; }
@@ -456,7 +456,7 @@ lost_rank() {
         "$work/err" || { say "the failed preset bf16 was not reported"; return 1; }
     calls() { grep -c -- "--preset $1" "$work/called.0"; }
     [ "$(calls fp32) $(calls bf16) $(calls sdp4bit)" = "1 1 2" ] ||
-        { why="other presets than those without a row were rerun"; return 1; }
+        { why="presets that have a row were rerun, or one without a row was not"; return 1; }
     why="rows: $(rows_of "$work/lost.json" arm | tr '\n' ' ')"
     [ "$why" = "rows: fp32 qwd sdp4bit " ]
 }

@@ -25,7 +25,7 @@ first_rank() { # VARIABLE: the rank variable of another launcher
     local lines
     lines=$(for rank in 0 1 2; do env "$1=$rank" "$BUILD/train_gpt_cpu" --version ||
         echo "exit code $?"; done 2>&1 | wc -l)
-    [ "$lines" -eq 1 ] || { why="$lines lines of three ranks"; return 1; }
+    [ "$lines" -eq 1 ] || { why="three ranks printed $lines lines"; return 1; }
 }
 for variable in PMIX_RANK PMI_RANK; do check "--version under a launcher that sets $variable prints once" \
     first_rank $variable; done
@@ -82,7 +82,7 @@ check "quantization without the distributed optimizer" without_optimizer
 check "--save without --save-interval" usage "--save-interval" --save "$work/x"
 check "saving flags without --save are reported" noted "--keep-checkpoint-interval" \
     --keep-last-checkpoints 2 --keep-checkpoint-interval 4
-alone() { # a note on one rank, which has no peer, and none on two ranks
+alone() { # a warning on one rank, which has no peer, and none on two ranks
     trains 1 --train-iters 3 --verify-wire || return 1
     [ "$(grep -c '^WARNING: one data-parallel rank .*: --verify-wire has no effect$' "$work/out")" -eq 1 ] ||
         { why="not one warning"; return 1; }

@@ -77,7 +77,7 @@ tokenizer_json_first() {
             >"$work/both/tokenizer_config.json" &&
         converts --from-hf "$work/both" --save "$work/both.run" --make-vocab-size-divisible-by 8 &&
         grep -q '^--tokenizer-type HuggingFaceTokenizer' "$work/both.run/model.args" ||
-        { why="${why:-the type is another}"; return 1; }
+        { why="${why:-wrong tokenizer type}"; return 1; }
 }
 check "tokenizer.json takes precedence over vocab.json" tokenizer_json_first
 

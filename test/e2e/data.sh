@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Data handling from a user's view: inspecting samples, checking shards, masks and positions at
+# Data handling as users see it: inspecting samples, checking shards, masks and positions at
 # document ends, blends, epochs, validation and test, and early exits.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
@@ -27,7 +27,7 @@ inspects() { # SAMPLE
     sed -n 's/^  ids: \(.*\)$/\1 /p' "$work/out" | tr -d '\n' >"$work/got"
     [ "$(wc -w <"$work/got")" -eq 33 ] && cmp -s "$work/want" "$work/got" ||
         { why="ids $(cat "$work/got"), in the shard $(cat "$work/want")"; return 1; }
-    grep -q '^  epoch: ' "$work/out" || { why="no epoch"; return 1; }
+    grep -q '^  epoch: ' "$work/out" || { why="the epoch is not printed"; return 1; }
 }
 for sample in 0 3 17 101; do check "--inspect-data $sample" inspects $sample 1; done
 check "--inspect-data on 4 ranks" inspects 5 4
@@ -92,7 +92,7 @@ trains_with_json() {
     grep -q '^  padded_vocab_size \.* 568$' "$work/out" || { why="561 ids are not padded to 568"; return 1; }
     grep -q '"tokenizer_model": *"test/golden/tokenizer_json/llama3"' \
         "$work/json_run/iter_0000012/manifest.json" || { why="not in the checkpoint"; return 1; }
-    # Another end-of-document token than the shard's suggests that the tokenizer is the wrong one.
+    # If the end-of-document token differs from the shard's, the tokenizer is probably wrong.
     train 2 "${json[@]}" --tokenizer-eod "<|eot_id|>"
     error_names 5 "instead of 560" $?
 }
@@ -116,7 +116,7 @@ masks_matter() {
         done
         awk -v a="$(mean_loss "mask$i" 10 12)" -v b="$(mean_loss mask0 10 12)" \
             'BEGIN { d = a / b; exit !(d > 0.8 && d < 1.2) }' ||
-            { why="'${flags[i]}' trains to $(mean_loss "mask$i" 10 12)"; return 1; }
+            { why="'${flags[i]}' ends with loss $(mean_loss "mask$i" 10 12)"; return 1; }
     done
 }
 check "--eod-mask-loss, --reset-position-ids, --reset-attention-mask each change the loss" masks_matter
@@ -233,7 +233,7 @@ from_files() { # a list in a file and on the command line give the same order
     printf '3 %s\n1 %s\n' "$data" "$work/other_text_document" >"$work/list"
     order --data-path 3 "$data" 1 "$work/other_text_document" >"$work/want" &&
         order --data-args-path "$work/list" >"$work/got" || return 1
-    [ -s "$work/want" ] && cmp -s "$work/want" "$work/got" || { why="another order from the file"; return 1; }
+    [ -s "$work/want" ] && cmp -s "$work/want" "$work/got" || { why="the order differs"; return 1; }
     printf '{"train": ["%s"], "valid": [1, "%s"], "test": null}\n' "$data" "$work/other_text_document" \
         >"$work/splits"
     local own=("${batch[@]}") i
@@ -394,7 +394,7 @@ params_norm() { # with 4-bit model weights, which differ clearly from the master
     local said weight master
     said=$(sed -n 's/.*iteration       12.*params norm: \([0-9.]*\) .*/\1/p' "$work/out")
     read -r weight master < <(norms "$work/norm")
-    [ "$weight" != "$master" ] || { why="weights and master weights have one norm, $weight"; return 1; }
+    [ "$weight" != "$master" ] || { why="weights and master weights have the same norm, $weight"; return 1; }
     [ "$said" = "$weight" ] ||
         { why="said $said; of the weights it is $weight, of the master weights $master"; return 1; }
 }

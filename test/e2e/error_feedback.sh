@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# --error-feedback: stopped or killed runs resume bit-exactly, in several layouts and
-# strategies and after a skipped step. If the layout has changed so that saved residuals do not fit,
-# they start at 0 and a log line says so. --plan includes the memory of the residuals.
+# --error-feedback: stopped or killed runs resume bit-exactly, in several layouts and strategies and
+# after a skipped step. If saved residuals do not fit a changed layout, residuals start at 0 and a
+# log line says so. --plan includes the memory of the residuals.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 12
 data=$work/text_text_document
 
-# Two bits between nodes give large residuals, and small buckets give several of them.
+# Two bits between nodes make residuals large. With small buckets there are several residuals.
 two_bits=(--quantized-gradients --gq-group-size-intra 128 --gradient-quantization-method eden
     --gradient-quantization-bits-inter 2)
 four_bits=(--quantized-gradients --gq-group-size-intra 64 --gq-group-size-inter 64 --hadamard-transform)
@@ -39,7 +39,7 @@ resumes() { # NAME NP FLAGS...
     logged "$1" "${flags[@]}" --save "$work/$1" || return 1
     dev/checkpoint_info "$work/$1" | grep -q 'holds .*residual' || { why="no residual is saved"; return 1; }
     resumed "$1" "${flags[@]}" && same_end "$1" "$2" || return 1
-    ! grep -qF "$lost" "$work/out" || { why="the residual was not taken"; return 1; }
+    ! grep -qF "$lost" "$work/out" || { why="the residual was not loaded"; return 1; }
 }
 check "2 nodes of 2" resumes square 4 --gpus-per-node 2 "${two_bits[@]}" --quantized-weights
 check "4 nodes of 1, 4 bits, background saves" resumes row 4 --gpus-per-node 1 "${four_bits[@]}" \

@@ -91,7 +91,7 @@ power() {
         grep -qF '| 500 | 100 | qwd | 0.000141 | 1 | 0.001125 | 2 | 3 |' "$work/out" &&
         ! grep -qF '| tlq |' "$work/out" &&
         grep -qF 'Cheapest plan: 7 forks per preset of 100 iterations from iteration 500, 140 s per preset.' "$work/out" &&
-        grep -qF 'This follows from the 90 % limit of qwd, tlq-hs, sdp4bit.' "$work/out" || { why=$(tail -n 1 "$work/out"); return 1; }
+        grep -qF 'This follows from the upper 90 % limit of qwd, tlq-hs, sdp4bit.' "$work/out" || { why=$(tail -n 1 "$work/out"); return 1; }
 }
 check "number of forks needed for a known spread" power
 cheapest() { # shorter forks with a larger spread need more forks than 7, at 20 s each

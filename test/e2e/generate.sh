@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The program generate: text from checkpoints of every layout is identical to the trainer's samples
-# (which recompute the whole sequence for each token) and to transformers. Also prompts from three
-# sources, sampling options, UTF-8 output, the last position, signals, closed pipes, and invalid
-# input.
+# (which recompute the whole sequence for each token) and to transformers. Also tests prompts from
+# three sources, sampling options, UTF-8 output, the last position, signals, closed pipes and
+# invalid input.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 4
@@ -58,7 +58,7 @@ check "pipeline, sharded weights, no optimizer state: the trainer's text" same_t
 
 steps_differ() {
     generates --load "$work/plain" --ckpt-step 20 --prompt "the quick" || return 1
-    grep -q '^iteration 20;' "$work/err" || { why="not iteration 20"; return 1; }
+    grep -q '^iteration 20;' "$work/err" || { why="iteration 20 was not loaded"; return 1; }
     cp "$work/text" "$work/first"
     generates --load "$work/plain" --prompt "the quick" && ! cmp -s "$work/text" "$work/first"
 }
@@ -86,7 +86,7 @@ drawn() {
         # shellcheck disable=SC2086 # split on purpose
         generates --load "$work/plain" --prompt "the" --num-tokens 40 $flags &&
             cmp -s "$work/text" "$work/greedy" ||
-            { why="$flags is not the likeliest text; $why"; return 1; }
+            { why="$flags does not give the likeliest text; $why"; return 1; }
     done
     flags="--prompt the --num-tokens 40 --top-k 20 --top-p 0.9 --num-samples 3"
     # shellcheck disable=SC2086 # split on purpose

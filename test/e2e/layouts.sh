@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tensor, sequence and pipeline parallelism: losses are the same in every layout (bitwise if only
-# the pipeline differs), and a checkpoint of any layout loads in any other. Also resuming, signals,
-# text generation, evaluation, and consistent replicas. LONG=1 checks 1000 steps.
+# the pipeline differs), and a checkpoint of any layout loads in any other. Also tests resuming,
+# signals, text generation, evaluation and consistent replicas. LONG=1 checks 1000 steps.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 4
@@ -99,8 +99,8 @@ two_by_two_by_two() {
 }
 check "2 x 2 x 2 with SDP4Bit matches one, two and eight ranks" two_by_two_by_two
 
-# Eight ranks with model parallelism compared with two ranks of the same preset. Both check the
-# checksums of all messages.
+# Compares eight ranks with model parallelism to two ranks with the same preset. Both runs verify
+# the checksums of all messages.
 every_preset() {
     local preset name=0 few=(--train-iters 8 --eval-interval 100 --save-interval 100 --verify-wire)
     for preset in "" "--grad-reduce-in-bf16" "--quantized-weights" \
@@ -137,7 +137,7 @@ resumes_bitwise() {
             { why="${folder##*/} differs"; return 1; }
     done
     [ "$(find "$work/square/iter_0000016" -mindepth 1 -maxdepth 1 | wc -l)" -eq 5 ] ||
-        { why="not four folders and a manifest"; return 1; }
+        { why="there are not four folders and a manifest"; return 1; }
     rm -rf "$work/parts"
 }
 check "resumed bit-exactly, losses and checkpoints" resumes_bitwise
@@ -173,7 +173,7 @@ other_layouts_resume() {
             --override-opt_param-scheduler || return 1
     [ "$(field again loss | wc -l)" -eq 4 ] || { why="not four more steps"; return 1; }
 }
-check "other layouts resume from it" other_layouts_resume
+check "another layout resumes a run, and the first layout resumes it again" other_layouts_resume
 
 stopped_by_a_signal() {
     in_background stopped "${eight[@]}" "${square[@]}" --train-iters 4000 --save "$work/stopped"

@@ -24,12 +24,12 @@ tracked() { [ "$(cat "$folder/latest_checkpointed_iteration.txt")" = "$1" ] ||
     { why="the tracker names $(cat "$folder/latest_checkpointed_iteration.txt")"; return 1; }; }
 loaded() { grep -q "successfully loaded checkpoint from $folder at iteration $1\$" "$work/out" ||
     { why="not loaded at $1"; return 1; }; }
-warned() { # TIMES TEXT: checks that so many warnings contain TEXT
+warned() { # TIMES TEXT: checks that TIMES warnings contain TEXT
     [ "$(grep '^WARNING: ' "$work/out" | grep -cF -- "$2")" -eq "$1" ] ||
-        { why="'$2' is not there $1 times"; return 1; }
+        { why="'$2' does not appear in $1 warnings"; return 1; }
 }
 damage() { truncate -s 100 "$folder/$(printf 'iter_%07d' "$1")/mp_rank_00/shard_00001_of_00002.safetensors"; }
-again() { # COMMAND...: creates a directory with two runs and damages it by the command
+again() { # COMMAND...: creates a directory with two runs, then COMMAND damages it
     rm -rf "$folder"
     cp -r "$work/two" "$folder"
     "$@"
@@ -111,7 +111,7 @@ check "a forgotten --load: refused" untouched "a checkpoint of iteration 20, whi
 check "the same if only the last save would overwrite a checkpoint" untouched \
     "a checkpoint of iteration 23, which" \
     --save-interval 100 --train-iters 23
-check "the same if the run ends there because of --exit-interval" untouched "a checkpoint of iteration 18, which" \
+check "the same if --exit-interval ends the run there" untouched "a checkpoint of iteration 18, which" \
     --save-interval 100 --exit-interval 18
 check "--finetune into the directory it loads from: refused" untouched "without --finetune" --load "$folder" \
     --finetune

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Llama models: every layout and sharding strategy matches one rank, and checkpoints load in any
-# layout and resume bit-exactly. Also generates text. A checkpoint of another model is refused with
-# a message that names the differing flag.
+# layout and resume bit-exactly. Also tests text generation. A checkpoint of another model is
+# refused with a message that names the differing flag.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 same_kernels
@@ -42,7 +42,7 @@ layout_of 1 1
 learns() {
     logged one 1 "${layout[@]}" --train-iters 30 --save "$work/one" --save-interval 15 || return 1
     awk -v a="$(mean_loss one 1 2)" -v b="$(mean_loss one 29 30)" 'BEGIN { exit !(b > 0 && b < a - 1) }' ||
-        { why="it has not learned"; return 1; }
+        { why="the loss did not fall"; return 1; }
 }
 check "the loss falls" learns
 

@@ -70,14 +70,14 @@ check "a run with local steps resumes from an ordinary run" outer_from_ordinary
 
 # When a node is lost, the others save their state and the run ends. The restarted run resumes from
 # that checkpoint, and the replacement of the lost node starts from the outer weights.
-ends_without() { # NODE ITERATION NP PER_NODE FLAGS...: the run loses NODE as SDP4BIT_FAULT says
+ends_without() { # NODE ITERATION NP PER_NODE FLAGS...: SDP4BIT_FAULT makes the run lose NODE
     local node=$1 at=$2 np=$3 per_node=$4 rc=0
     shift 4
     rm -rf "$work/k"
     LIMIT=90 train "$np" --gpus-per-node "$per_node" "${run[@]}" --save "$work/k" "$@" || rc=$?
     error_names 7 "node $node was lost" $rc || return 1
     [ "$(cat "$work/k/latest_checkpointed_iteration.txt")" = "$at" ] ||
-        { why="saved $(cat "$work/k/latest_checkpointed_iteration.txt") and not $at"; return 1; }
+        { why="saved $(cat "$work/k/latest_checkpointed_iteration.txt") instead of $at"; return 1; }
 }
 # hangs FAULT NODE ITERATION NP PER_NODE FLAGS...: ends_without after a hang
 soon=(--distributed-timeout-minutes 0.05)
@@ -158,7 +158,7 @@ END
 }
 check "an extended run keeps what its nodes learn" longer
 
-# When a rank dies, mpirun ends the others after a configurable grace period.
+# When a rank dies, mpirun kills the others after a configurable grace period.
 killed() {
     local rc=0 at
     export OMPI_MCA_odls_base_sigkill_timeout=15 PRTE_MCA_odls_base_sigkill_timeout=15
@@ -174,7 +174,7 @@ killed() {
         --save "$work/killed" --load "$work/killed"
 }
 check "a killed node loses only its own work" killed
-# A node that was stopped continues while the other one, which has a slow disk, saves without it.
+# A stopped node is continued while the other node, whose disk is slow, saves without it.
 woken() {
     local rc=0
     slow_disk 4000 0 in_background woken 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 \
@@ -184,9 +184,9 @@ woken() {
     signal_rank CONT 1
     wait "$job" || rc=$?
     grep '^error' "$work/err" >"$work/lines"
-    if grep -q "all nodes responded" "$work/lines"; then return 0; fi # a busy machine: it was in time
+    if grep -q "all nodes responded" "$work/lines"; then return 0; fi # the node was in time
     [ $rc -eq 7 ] && has "rank 0 .*: node 1 was lost" lines || { say "exit code $rc"; return 1; }
-    if grep "rank 1" "$work/lines" | grep -v "this node saved nothing"; then why="a false line"; return 1; fi
+    if grep "rank 1" "$work/lines" | grep -v "this node saved nothing"; then why="rank 1 reports more"; return 1; fi
 }
 if [ -e "$shim" ]; then check "a node that continues too late reports only its own state" woken
 else skip "a node that continues too late reports only its own state" "$shim is not built"; fi
@@ -247,7 +247,7 @@ ends_all() { # NAME FLAGS...
     [ "$(cat "$work/$1/latest_checkpointed_iteration.txt")" = 5 ] && [ ! -e "$work/$1/iter_0000006" ] ||
         { why="the bad step was saved"; return 1; }
 }
-check "a non-finite value on one node ends all nodes" ends_all nan --log-interval 1
+check "a non-finite value on one node stops the run on all nodes" ends_all nan --log-interval 1
 check "the same between two log lines" ends_all late_nan --log-interval 100
 # One node skips the fifth step. The checkpoint records this, and the run resumes bit-exactly.
 skips() {

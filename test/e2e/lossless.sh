@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Losslessly coded weights: losses, norms and checkpoints are bitwise identical to bf16 weights in
-# every layout and strategy, with fewer bytes sent. Also kills, skipped steps, and corrupted
-# messages.
+# Losslessly coded weights: losses, norms and checkpoints are bitwise identical to those with bf16
+# weights in every layout and strategy, and fewer bytes are sent. Also tests kills, skipped steps
+# and corrupted messages.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 11
@@ -77,7 +77,7 @@ skips_alike() {
 }
 check "skipped steps" skips_alike --verify-wire
 
-# Checkpoints do not record the weight format, so either format resumes from them.
+# Checkpoints do not record the weight format, so runs with either format can resume from them.
 takes_turns() {
     local name turns=("$work/turns.saved") flags=(4 "${run[@]}" --gpus-per-node 2 --save-interval 2)
     rm -rf "${turns[0]}" "$work/whole.saved"

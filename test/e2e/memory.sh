@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A run that exceeds the available memory: one line says by how much, and suggests settings that
-# fit. They must indeed fit. ulimit -v limits the memory.
+# fit. The suggested settings must fit. ulimit -v limits the memory.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 

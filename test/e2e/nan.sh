@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Non-finite losses and gradients: exit code 4 and one error line, or with --on-nan skip a skipped
 # step that leaves the weights unchanged. An absurd learning rate causes them: the first step is
-# finite and is applied, and in the second one matrix products overflow.
+# finite and is applied, and the matrix products of the second step overflow.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 6
@@ -133,10 +133,10 @@ refused() { # RANKS NAME ITERATION FLAGS...: the last checkpoint precedes the fa
         { why="iteration $saved was saved last, not $((iteration - 1))"; return 1; }
 }
 high=(--lr 3.4e38 --min-lr 0 --lr-decay-style constant --lr-warmup-iters 0)
-check "an update beyond fp32, baseline" refused 4 high 1 "${high[@]}"
-check "an update beyond fp32, SDP4Bit" refused 4 high4 1 "${high[@]}" "${paper[@]}"
-check "an update beyond fp32, one rank" refused 1 high1 1 "${high[@]}"
-check "an update beyond fp32, --on-nan skip" refused 4 high_skip 1 "${high[@]}" --on-nan skip
+check "an update beyond the fp32 range, baseline" refused 4 high 1 "${high[@]}"
+check "an update beyond the fp32 range, SDP4Bit" refused 4 high4 1 "${high[@]}" "${paper[@]}"
+check "an update beyond the fp32 range, one rank" refused 1 high1 1 "${high[@]}"
+check "an update beyond the fp32 range, --on-nan skip" refused 4 high_skip 1 "${high[@]}" --on-nan skip
 unchecked() {
     refused 4 unchecked 2 "${wild[@]}" --no-check-for-nan-in-loss-and-grad || return 1
     grep -q 'lm loss: nan' "$work/out" || { why="the loss is not shown as nan"; return 1; }

@@ -26,7 +26,7 @@ same_everything() {
         cmp -s "$file" "$work/$2/${file#"$work/$1/"}" || { why="${file#"$work/"} differs"; return 1; }
         found=$((found + 1))
     done
-    [ "$found" -gt 0 ] || { why="$1 has saved nothing"; return 1; }
+    [ "$found" -gt 0 ] || { why="$1 saved nothing"; return 1; }
 }
 # without_and_with NAME NP FLAGS...: runs NAME and NAME.offload, which must be identical.
 without_and_with() {
@@ -76,7 +76,7 @@ check "an update rejected on the host ends the run: one rank" refuses 1
 check "an update rejected on the host ends the run: SDP4Bit" refuses 4 --gpus-per-node 2 "${several[@]}"
 
 # --- flipped bits ---
-no_majority() { # so all ranks restore from the master weights in host memory
+no_majority() { # all ranks restore from the master weights in host memory
     local flags=(2 --gpus-per-node 1 "${several[@]}" --train-iters 8 --save-interval 8
         --verify-replicas-interval 1)
     SDP4BIT_FAULT=replica:1:5:1 without_and_with flipped "${flags[@]}" &&

@@ -33,7 +33,7 @@ ratio() {
     # 4 bits, plus a scale per 128 gradients or 2048 weights, replace 16 bits.
     awk -v b="$baseline" -v q="$quantized" \
         'BEGIN { r = b / q; exit !(r > 3.5 && r <= 32 / (4 + 32 / 128 + 4 + 32 / 2048)) }' ||
-        { why="$baseline bytes against $quantized"; return 1; }
+        { why="$baseline bytes, quantized $quantized"; return 1; }
 }
 check "125m: at least 3.5 times fewer bytes between nodes" ratio 125m 125262336
 check "18b: at least 3.5 times fewer bytes between nodes" ratio 18b 18444251136
@@ -42,8 +42,8 @@ larger=(--num-layers 4 --hidden-size 128)
 check "memory of one rank" memory_as_planned 1 "${larger[@]}"
 check "memory of the baseline, 2 x 2" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2
 check "memory of SDP4Bit, 2 x 2" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}"
-# By default, the plan assumes that ranks of a node copy from each other's GPU memory. CPU ranks do
-# not need peer copies and say so if they are requested.
+# By default, the plan assumes that ranks of a node copy from each other's GPU memory. CPU ranks
+# ignore a request for peer copies, with a warning.
 copies() {
     memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" --node-exchange copies || return 1
     grep -q 'WARNING: --node-exchange copies has no effect: CPU ranks send everything through MPI' \
@@ -57,7 +57,7 @@ planned_flags() { # RANKS_PER_NODE FLAGS...
     ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 \
         --gpus-per-node "$per_node" "$@" && grep -q "flags of the node's ranks  *2097152" "$work/out"
 }
-check "memory with peer copies inside a node" copies
+check "memory with peer-to-peer copies inside a node" copies
 check "memory with delayed quantization" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 \
     "${paper[@]}" --gradients-quantization-start-iteration 5
 check "memory with full recomputation" memory_as_planned 2 "${larger[@]}" --recompute-granularity full
@@ -267,7 +267,7 @@ check "18b, tensor parallel 8" parts 18b 8 1 51200 18449756160 2318530560
 check "18b, tensor parallel 4, two stages" parts 18b 4 2 50688 18446610432 2356316160 2343745536
 flops() { # Megatron-LM's FLOPs, with the vocabulary padded for T
     summary 13b 128 8 --tensor-model-parallel-size 8 &&
-        awk '$1 == "FLOPs" { exit !($4 / 16 > 1.681479e14 && $4 / 16 < 1.681481e14) }' "$work/out" || say "other FLOPs"
+        awk '$1 == "FLOPs" { exit !($4 / 16 > 1.681479e14 && $4 / 16 < 1.681481e14) }' "$work/out" || say "wrong FLOPs"
 }
 check "FLOPs with a vocabulary padded for 8 ranks" flops
 middle_stages() { # consecutive stages with equal sizes share a row
@@ -281,7 +281,7 @@ check "13b, eight stages" middle_stages
 pipeline_bytes() {
     summary 13b 128 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 "$@" || return 1
     grep -qE '^  to a neighboring stage +20971520  each way$' "$work/out" &&
-        grep -qE '^  gradients of the tied embedding +259522560  each way$' "$work/out" || say "other bytes"
+        grep -qE '^  gradients of the tied embedding +259522560  each way$' "$work/out" || say "wrong bytes"
     tells "^    pipeline +0.17$" && tells "^    tied embedding +2.08$"
 }
 check "bytes between two stages" pipeline_bytes
@@ -290,7 +290,7 @@ check "bytes between two stages" pipeline_bytes
 tensor_bytes() {
     summary 6.7b 128 8 --tensor-model-parallel-size 4 --micro-batch-size 1 &&
         grep -qE "^  tensor parallelism +$((130 * 2 * 3 / 4 * 2 * 2048 * 4096 + 12 * 3 * 2048))\$" "$work/out" &&
-        does_not_tell '^    tensor parallelism' || say "other bytes"
+        does_not_tell '^    tensor parallelism' || say "wrong bytes"
 }
 check "bytes between tensor-parallel ranks" tensor_bytes
 across_nodes() { # 4 of a rank's 7 peers are on the other node

@@ -82,7 +82,7 @@ presets_differ() {
     for ((i = 0; i < ${#names[@]}; i++)); do
         for ((j = i + 1; j < ${#names[@]}; j++)); do
             ! same_training "${names[i]}" "${names[j]}" ||
-                { why="${names[i]} and ${names[j]} are the same"; return 1; }
+                { why="${names[i]} and ${names[j]} train identically"; return 1; }
         done
     done
 }
@@ -90,7 +90,7 @@ check "no two presets train identically" presets_differ
 fewer_bytes() {
     awk -v bf16="$(sent bf16 1 40)" -v quantized="$(sent sdp4bit 1 40)" \
         'BEGIN { split(bf16, b); split(quantized, q); exit !(b[1] > 2.5 * q[1]) }' ||
-        why="$(sent bf16 1 40) against $(sent sdp4bit 1 40)"
+        why="bf16 sent $(sent bf16 1 40), SDP4Bit $(sent sdp4bit 1 40)"
 }
 check "SDP4Bit sends far fewer bytes between nodes" fewer_bytes
 
@@ -101,7 +101,7 @@ late_start() {
         sends_as_planned late 2 6 12
 }
 check "--gradients-quantization-start-iteration switches the gradient format" late_start
-single_hop() { # NP PER-NODE: one of the two reductions is trivial
+single_hop() { # NP PER-NODE: one of the two reductions has only one rank per group
     logged "hop$2" "$1" "${paper[@]}" --gpus-per-node "$2" --train-iters 20 --verify-replicas-interval 1 ||
         return 1
     local last

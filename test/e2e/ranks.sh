@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# N ranks match one rank if nothing is quantized: the same global batch on 1, 2 and 4 ranks in every
-# node layout, with several buckets and gradient accumulation. Only the order of sums differs. The
-# micro-batch size on one rank also changes this order, so the bound is the spread of results over
-# micro-batch sizes.
+# If nothing is quantized, N ranks match one rank. Trains the same global batch on 1, 2 and 4 ranks
+# in every node layout, with several buckets and gradient accumulation. Only the order of sums
+# differs. The micro-batch size on one rank also changes this order, so the bound is the spread of
+# results over micro-batch sizes.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 800 1

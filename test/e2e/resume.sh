@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A run that saves after k steps and resumes in a new process has the same log and final checkpoint,
-# bitwise, as an uninterrupted run. Also tests --load and --save with another number of ranks,
+# bit for bit, as an uninterrupted run. Also tests --load and --save with another number of ranks,
 # fine-tuning, different schedules, batch size ramp-up and training lengths in samples.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
@@ -138,7 +138,7 @@ from_scratch() {
         grep -q 'WARNING: could not find the metadata file' "$work/out" && same_training baseline from_scratch
 }
 check "--load without a checkpoint starts from scratch" from_scratch
-only_logs() { # of a run that ended before its first checkpoint
+only_logs() { # the logs of a run that ended before its first checkpoint
     mkdir -p "$work/young/tensorboard" &&
         touch "$work/young/run.log" "$work/young/tensorboard/events.out.tfevents.1"
     trains 2 --load "$work/young" --save "$work/young" --save-interval 100 --log-progress --train-iters 4 \
@@ -155,7 +155,6 @@ check "--load of a Hugging Face model is refused" another_program "holds a Huggi
     config.json model.safetensors
 check "--load of a Megatron-LM checkpoint is refused" another_program "holds a Megatron-LM checkpoint" \
     mp_rank_00/model_optim_rng.pt
-# A run that loads its last checkpoint only evaluates.
 finished_evaluates() {
     logged finished 4 "${half[@]}" "${dropout[@]}" --load "$work/baseline" || return 1
     [ "$(train_lines finished | wc -l)" -eq 0 ] &&
@@ -163,7 +162,7 @@ finished_evaluates() {
         why="it trained, or did not evaluate"
     [ -z "$why" ]
 }
-check "loading the end of a run trains no further" finished_evaluates
+check "a run that loads its last checkpoint does not train" finished_evaluates
 
 # --- lengths in samples ---
 samples=("${model[@]}" --micro-batch-size 2 --global-batch-size 24 --train-samples 160 --lr 3e-3 --min-lr

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # A run resumes with a different batch size, length or evaluation schedule. Tests the number of
-# remaining samples, the check that there is enough data, and the notice if the order of the data
+# remaining samples, the check that there is enough data, and the notice that the order of the data
 # changes.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 4
 data=$work/text_text_document
 says() { grep -qF -- "$1" "$work/out" || { why="no line '$1'"; return 1; }; }
-silent() { ! grep -qF -- "$1" "$work/out" || { why="a line '$1'"; return 1; }; }
+silent() { ! grep -qF -- "$1" "$work/out" || { why="'$1' was printed"; return 1; }; }
 last_line() { [ "$(field "$1" consumed_samples | tail -n 1)" = "$2" ] ||
     { why="$1 ends at iteration and samples $(field "$1" consumed_samples | tail -n 1), not $2"; return 1; \
     }; }

@@ -2,7 +2,7 @@
 # Kills runs of the baselines and of every preset at a random step, with and without --async-save.
 # The same command resumes from the last complete checkpoint, and loss lines and final checkpoint
 # are byte-identical to an undisturbed run. LONG=1 repeats this 20 times per preset. Also resumes
-# with other ranks, nodes, groups, buckets, presets, batch sizes or data and checks that data
+# with other ranks, nodes, groups, buckets, presets, batch sizes or data and checks that the data
 # continue in the same order.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
@@ -22,8 +22,8 @@ stitched() { cat "$@" | awk \
      END { for (i = 1; i <= most; i++) print line[i] }'; }
 # killed_once NAME: starts the run, kills it at a random iteration and restarts it. It must resume
 # from the newest checkpoint; in the first round the kill is late enough for one to exist.
-# SDP4BIT_FAULT makes a rank hang shortly before the end, so that the run cannot finish before a
-# late kill.
+# SDP4BIT_FAULT makes a rank hang shortly before the end, so that the run cannot finish before it is
+# killed late.
 killed_once() {
     local name=$1 at pid pids saved
     shift
@@ -111,7 +111,7 @@ check "other groups" changed groups 4 1 "${sdp[@]}" --gq-group-size-intra 512 --
 check "1 rank" changed one 1 1 "${sdp[@]}" --gpus-per-node 1
 check "2 ranks, other groups and buckets" changed two 2 1 "${sdp[@]}" --gpus-per-node 1 \
     --gq-group-size-intra 64 --ddp-bucket-size 1000 --verify-replicas-interval 1
-eight() { # resumes on eight ranks, and their checkpoint on four again
+eight() { # resumes on eight ranks, and from their checkpoint on four again
     changed eight 4 1 "${sdp[@]}" --gpus-per-node 4 --global-batch-size 8 &&
         changed eight8 8 1 "${sdp[@]}" --gpus-per-node 4 --micro-batch-size 1
 }
@@ -131,7 +131,7 @@ back_again() {
         [ "$(field back_again consumed_samples | head -n 1)" = "13 104" ] ||
         { why="${why:-resumes with $(field back_again consumed_samples | head -n 1)}"; return 1; }
 }
-check "to 2 ranks, a save there, and back to 4" back_again
+check "resumes on 2 ranks, saves, and resumes on 4 again" back_again
 # As in Megatron-LM, the schedule counts samples, so another batch size changes its length in
 # iterations. The counters of iterations and samples continue.
 larger_batch() { # FLAG

@@ -73,7 +73,7 @@ check "a --no- flag" differ 2 \
     "$d --no-check-for-nan-in-loss-and-grad"
 check "saving on some ranks only" differ 2 "--save is null here" "$d --save $work/save --save-interval 5" \
     "$d --save-interval 5"
-check "the same numbers in another notation" same "$d --lr 3e-3" "$d --lr 0.003"
+check "the same number in another notation" same "$d --lr 3e-3" "$d --lr 0.003"
 check "log flags on the first rank only" same \
     "$d --log-jsonl $work/log.jsonl --tensorboard-dir $work/events --log-timers-to-tensorboard" "$d"
 cp "$work/text_text_document.bin" "$work/copy.bin"
@@ -88,7 +88,7 @@ check "other weights" differ 5 "text_text_document differs from rank 0's copy" "
     "--data-path 2 $data 1 $work/copy"
 check "another save directory" differ 6 "$work/b is not the one that rank 0 sees" \
     "$d --save $work/a --save-interval 5" "$d --save $work/b --save-interval 5"
-untouched() { local left; left=$(ls -A "$work/a"); [ -z "$left" ] || { why="left there: $left"; return 1; }; }
+untouched() { local left; left=$(ls -A "$work/a"); [ -z "$left" ] || { why="found $left"; return 1; }; }
 check "the other save directory stays empty" untouched
 save="--save $work/a --save-interval 6"
 check "a run to load from" same "$d $save" "$d $save"

@@ -45,7 +45,7 @@ same_saved() {
             { why="${file##*/} of $2 differs"; return 1; }
         found=$((found + 1))
     done
-    [ "$found" -gt 0 ] || { why="$1 has saved nothing"; return 1; }
+    [ "$found" -gt 0 ] || { why="$1 saved nothing"; return 1; }
 }
 # same_run A B: compares everything that two runs log about training.
 same_run() {
@@ -152,7 +152,7 @@ check "four micro-batches through two interleaved stages" several_micro_batches 
     --global-batch-size 16 --num-layers 8 --pipeline-model-parallel-size 2 \
     --num-layers-per-virtual-pipeline-stage 2 --max-position-embeddings 512
 
-# Each strategy resumes bit-exactly from another strategy's checkpoint.
+# Each strategy resumes bit-exactly from a checkpoint of another strategy.
 change=(--train-iters 12 --ddp-bucket-size 1 --eval-interval 100 --save-interval 2 --gpus-per-node 2
     --log-interval 2)
 strategies_take_turns() { # STRATEGIES FLAGS...: six strategies
@@ -192,8 +192,8 @@ if long; then
     check "kill -9, resumed bit-exactly with ZeRO++" killed_and_resumed second "${direct[@]}" "${sdp4bit[@]:5}"
 fi
 
-# After a skipped step the weights must not have changed. If weights are sharded
-# across all ranks, this applies to the stored quantized weights.
+# A skipped step must not change the weights. If weights are sharded across all ranks, it must not
+# change the stored quantized weights.
 skips_alike() { # STRATEGIES FLAGS...
     local name words=$1 flags=(4 "${run[@]}" --gpus-per-node 2 --train-iters 80 --lr-decay-iters 80
         --eval-interval 100 --save-interval 80 --hidden-dropout 0 --attention-dropout 0 --on-spike skip
@@ -215,8 +215,8 @@ fi
 check "skipped steps, sharded across all ranks" skips_alike "world second" "${direct[@]}" \
     --global-batch-size 8
 
-# Skips the first step, when no update has produced quantized weights yet. A gradient message is
-# corrupted; EXCHANGE is its index, which depends on the gathers of forward and backward.
+# Skips the first step, before any update has produced quantized weights, by corrupting a gradient
+# message. EXCHANGE is the message's index, which depends on the gathers in forward and backward.
 skips_the_first() { # STRATEGY EXCHANGE
     local flags=(4 "${run[@]}" --gpus-per-node 2 --global-batch-size 8 --on-nan skip "${direct[@]}")
     strategy_of "$1"
@@ -229,8 +229,8 @@ skips_the_first() { # STRATEGY EXCHANGE
 check "the first step is skipped, sharded across all ranks" skips_the_first world 9
 
 # A bit flips in one copy of a weight. If weights are sharded inside a node, each node has one copy.
-# With two nodes there is no majority, so both restore from the owner's master weights. With four
-# nodes the other three agree.
+# With two nodes there is no majority, so both restore from the master weights. With four nodes the
+# other three agree.
 flipped() { # STRATEGY NP EXPECTED
     strategy_of "$1"
     local check=("$2" "${run[@]}" --gpus-per-node 2 --global-batch-size $((2 * $2)) "${strategy[@]}"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# After SIGTERM, SIGUSR1 or SIGINT to any rank, SIGUSR1 to mpirun, or Ctrl-C under
-# run_until_done.sh, the run finishes the step, saves, exits with 75 and resumes bit-exactly.
+# After SIGTERM, SIGUSR1 or SIGINT to a rank, SIGUSR1 to mpirun, or Ctrl-C under run_until_done.sh,
+# the run finishes the step, saves and exits with 75. It then resumes bit-exactly.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 5
 data=$work/text_text_document
-# Like for users, OpenBLAS starts its threads before main (lib.sh disables them). The kernel may
-# deliver a signal to any thread of the process.
+# As on users' machines, OpenBLAS starts its threads before main (lib.sh disables them). The kernel
+# may deliver a signal to any thread of the process.
 unset OPENBLAS_NUM_THREADS
 launcher+=(--bind-to none)
 run=(--gpus-per-node 2 --train-iters 20000 --lr-decay-iters 100 --hidden-dropout 0.1 --attention-dropout 0.1 \
@@ -27,7 +27,7 @@ stopped() { # NAME SIGNAL RC: checks that the background run saved and exited
     ! grep -q '^error: ' "$work/err" || { say "an error was printed"; return 1; }
     [ ! -d "$work/$1" ] || saved_last "$1"
 }
-signaled() { # NAME SIGNAL [RANK]: to one rank, to mpirun, or to all ranks
+signaled() { # NAME SIGNAL [RANK]: signals one rank, mpirun, or all ranks
     local pids
     mkdir "$work/$1"
     in_background "$1" 4 "${run[@]}" --save "$work/$1" --save-interval 100000
@@ -80,8 +80,8 @@ flagged() { # accepts Megatron-LM's flag, although its feature is always enabled
 }
 check "--exit-signal-handler" flagged
 # Batch systems can send SIGUSR1 to mpirun. Tests whether this build of Open MPI forwards it to the
-# ranks. (SIGTERM is no useful test: mpirun stops reading the ranks' output at once and kills them a
-# second later.)
+# ranks. (SIGTERM would not show this: mpirun stops reading the ranks' output at once and kills them
+# a second later.)
 mpirun_forwards() {
     local pid
     # shellcheck disable=SC2016 # expanded by the rank
@@ -108,7 +108,7 @@ alone() { # one rank, started without mpirun
     stopped alone TERM $?
 }
 check "SIGTERM to a single process" alone
-# run_until_done.sh starts this script without signal handlers, which starts mpirun.
+# run_until_done.sh starts this script, which has no signal handlers and starts mpirun.
 # shellcheck disable=SC2016 # expanded by the script
 echo 'trap "touch $0.ended" EXIT; "$@" | cat; exit ${PIPESTATUS[0]}' >"$work/wrapper.sh"
 trainers() { # prints the process ids of this script's trainers

@@ -102,15 +102,15 @@ soak() { # NAME FLAGS...
     wait $killer
     [ $rc = 0 ] || { say "the disturbed run ended with $rc after: $(grep -c 'restart' "$work/err") restarts"; return 1; }
     [ "$(grep -c '; restart' "$work/err")" -ge $((steps / every)) ] ||
-        { why="only $(grep -c '; restart' "$work/err") restarts of $((steps / every))"; return 1; }
+        { why="only $(grep -c '; restart' "$work/err") restarts, expected $((steps / every))"; return 1; }
     equal "$name" hurt $steps || return 1
     echo "# $name: $(grep -c '; restart' "$work/err") restarts, $(train_lines hurt | wc -l) iterations for $steps"
 }
 if [ $timed = 0 ]; then
     make_shard text 400 9
     data=$work/text_text_document
-    check "SDP4Bit: killed, stopped and resumed, $steps steps bitwise" soak sdp4bit "${paper[@]}"
-    [ -z "${LONG:-}" ] || check "baseline: killed, stopped and resumed, $steps steps bitwise" soak baseline
+    check "SDP4Bit: killed, stopped and resumed, $steps bitwise identical steps" soak sdp4bit "${paper[@]}"
+    [ -z "${LONG:-}" ] || check "baseline: killed, stopped and resumed, $steps bitwise identical steps" soak baseline
 fi
 
 # --- by time: two jobs, one of them killed repeatedly ----------------------------------------
@@ -277,7 +277,7 @@ flat() {
     done
     echo "# peak of the ranks' resident memory, MPI's shared segment included: $(awk 'END { print $2 }' "$work/memory") KiB"
 }
-check "SDP4Bit: a rank killed every $kill_every s for $minutes minutes, bitwise losses and checkpoints" \
+check "SDP4Bit: a rank killed every $kill_every s for $minutes minutes, bitwise identical losses and checkpoints" \
     by_the_clock
 # Checks the undisturbed job, because every restart frees the memory of the other one.
 [ $apart = 1 ] || check "the undisturbed job's memory stays flat" flat

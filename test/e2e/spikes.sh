@@ -5,8 +5,8 @@
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 7
 data=$work/text_text_document
-# With such small factors, ordinary noise counts as a spike every few steps once the means have
-# settled.
+# With these small factors, ordinary noise counts as a spike every few steps once the running means
+# have settled.
 tight=(4 --gpus-per-node 2 --train-iters 64 --lr-decay-iters 64 --eval-iters 0 --loss-spike-factor 0.2 \
     --norm-spike-factor 0.2 --max-skipped-in-a-row 0)
 spike_lines() { grep '^{"kind":"spike"' "$work/$1.jsonl"; }
@@ -40,7 +40,7 @@ reported() {
         { why="$(spike_lines report | wc -l) spikes, with factors 0 $(spike_lines off | wc -l)"; return 1; }
     same_training report off
 }
-check "--on-spike report changes no number" reported
+check "--on-spike report does not change training" reported
 # A log line shows the mean loss of applied steps. If all its steps were skipped, it has no loss,
 # not the loss of the spike.
 no_mean() {
@@ -72,7 +72,7 @@ jump() {
     grep -q 'WARNING: iteration      *42: spike: loss\|WARNING: iteration 4[1-4]: spike: loss' "$work/out" ||
         { why="no spike is reported"; return 1; }
 }
-check "the default factors detect a diverging run, and nothing in a healthy one" jump
+check "the default factors detect a diverging run and no spikes in a healthy run" jump
 only_skips() {
     jumps skip --on-spike skip --max-skipped-in-a-row 3
     error_names 4 "3 steps in a row were skipped" $?

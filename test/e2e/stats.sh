@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Quantization statistics during training: --log-quantization-error-interval and
-# --dump-distributions. They must not change training or the byte counts. Known values: no error for
-# exact presets, the exact norm of the first step, and counts and norms of tensors.
+# --dump-distributions. They must not change training or the byte counts. Also tests known values:
+# no error for exact presets, the exact norm of the first step, and counts and norms of tensors.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
@@ -173,7 +173,7 @@ empty_shard() { # more ranks than groups, so the last ranks own no part of a mat
         dev/plot_distributions "$work/empty" >"$work/out" 2>"$work/err" || { say "failed"; return 1; }
     grep -qE '^weights +34048 ' "$work/out" && [ ! -s "$work/err" ] || { why="$(cat "$work/err")"; return 1; }
 }
-check "ranks that own no matrix" empty_shard
+check "ranks that own no part of a matrix" empty_shard
 drawn() {
     dev/plot_distributions "$work/four" --svg "$work/plot.svg" >"$work/out" 2>"$work/err" ||
         { say "exit code $?"; return 1; }

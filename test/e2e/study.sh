@@ -58,7 +58,7 @@ pictures() {
     for name in gaps training gradient_error replica_error; do
         says "![$name](125m_$name.svg)" &&
             python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' \
-            "$work/page/125m_$name.svg" || { why="picture $name"; return 1; }
+            "$work/page/125m_$name.svg" || { why="the plot $name is wrong"; return 1; }
     done
 }
 check "the plots" pictures
@@ -76,7 +76,7 @@ command_of() { # includes the micro-batch size only if all runs have the same
     sed -i 's/"micro_batch_size":8/"micro_batch_size":4/' "$work/eight/baseline.2.json" &&
         reports "$work/eight" && says "$command --ranks 4 --gpus-per-node 2" || return 1
     reports "$work/one" && ! grep -q 'share one reference' "$work/page/125m.md" ||
-        { why="a reference of nothing"; return 1; }
+        { why="a shared reference is mentioned"; return 1; }
 }
 check "the command that produced the runs" command_of
 reversed() { # gaps with opposite signs and no noise estimate
@@ -86,13 +86,13 @@ reversed() { # gaps with opposite signs and no noise estimate
         says 'no gap can be distinguished from random' && says 'tlq is worse than tlq-hs: inconclusive with one seed'
 }
 check "no conclusion from a single seed" reversed
-# Only the baseline has several seeds. Losses 3.0 and 3.2 give a standard deviation of 0.14142, a
-# gap has sqrt(2) times that, and t = 12.706.
+# Only the baseline has several seeds. Losses 3.0 and 3.2 have a standard deviation of 0.14142, that
+# of a gap is sqrt(2) times larger, and t = 12.706.
 from_baseline() {
     made three baseline 2 3.2 && reports "$work/three" &&
         says '| tlq | 1 | 2.80000 | -0.20000 | 2.54120 | -6.667 | inside the noise |'
 }
-check "the baseline's seeds give the noise" from_baseline
+check "noise is estimated from the baseline's seeds" from_baseline
 # lost FOLDER PRESET SEED: writes the result of a run that diverged.
 lost() {
     made "$1" "$2" "$3" null &&
@@ -108,7 +108,7 @@ lost six tlq-hs 1
 diverged() {
     reports "$work/six" && says '| sdp4bit | 3 of 4 | 3.02000 | +0.00000 | - | +0.000 | diverged |' &&
         says '- sdp4bit is as good as the baseline, to 0.003: **does not hold**: 1 of 4 runs diverged,' &&
-        says "runs diverged, compared with 0 of 4 of the baseline's" &&
+        says "runs diverged, compared with 0 of 4 baseline runs" &&
         says '- qw-g2048 is worse than baseline: holds (1 of 1 runs diverged)' &&
         says '- tlq is worse than tlq-hs: **does not hold**: 1 of 1 runs of tlq-hs diverged' &&
         says '- ulq is worse than tlq-hs: **inconclusive**: runs of both diverged' &&
@@ -116,9 +116,9 @@ diverged() {
         grep -q 'ulq (1 diverged)' "$work/page/125m_gaps.svg"
 }
 check "diverged runs count against their preset" diverged
-# One preset has three gaps that are all 0.02 by chance; another one's gaps have a standard
-# deviation of 0.00816. The pooled one is sqrt(0.0002 / 5) = 0.00632. Both presets share the
-# baseline's runs, so t has only three degrees of freedom.
+# One preset has three gaps that are all 0.02 by chance. The gaps of another preset have a standard
+# deviation of 0.00816. The pooled standard deviation is sqrt(0.0002 / 5) = 0.00632. Both presets
+# share the baseline's runs, so t has only three degrees of freedom.
 lucky() {
     local i=0 loss
     cp -r "$work/one" "$work/seven"

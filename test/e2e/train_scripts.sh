@@ -280,12 +280,12 @@ into_logs() {
     [ "$(cat "$work/logs/log.1.jsonl")" = first ] || { why="an older log was overwritten"; return 1; }
     if [ "$logs" = 3 ]; then
         [ "$owner" = nobody ] || [ "$(cat "$work/logs/log.3.run")" = "$owner" ] ||
-            { why="log.3.run does not say whose it was"; return 1; }
+            { why="log.3.run does not name the owner of the log"; return 1; }
         [ -e "$work/logs/log.3.jsonl" ] && [ -e "$work/logs/tensorboard.3/events" ] &&
             [ ! -e "$work/logs/tensorboard" ] ||
             { why="not moved to log.3.jsonl and tensorboard.3"; return 1; }
         [ "$(grep -c "moved to log.3.jsonl" "$work/out")" = 1 ] ||
-            { why="does not report it in one line"; return 1; }
+            { why="the move is not reported in one line"; return 1; }
     else
         [ -e "$work/logs/tensorboard/events" ] && ! grep -q moved "$work/out" ||
             { why="events were moved, or a move was reported"; return 1; }
@@ -436,10 +436,10 @@ second_run() { # baseline, started by mpirun, in the directory of the previous r
         { why="the first log is not in log.1.jsonl"; return 1; }
     [ "$(grep -c '"kind":"start"' "$work/under/log.jsonl")" = 1 ] &&
         [ "$(grep -c '"kind":"train"' "$work/under/log.jsonl")" = 3 ] ||
-        { why="the second log holds something else"; return 1; }
+        { why="the second log does not hold the second run"; return 1; }
     compgen -G "$work/under/tensorboard.1/events*" >/dev/null &&
         compgen -G "$work/under/tensorboard/events*" >/dev/null ||
-        { why="events of both in one folder"; return 1; }
+        { why="events of both runs are in one folder"; return 1; }
     [ "$(grep -c 'moved to log.1.jsonl' "$work/out")" = 1 ] || why="not reported once"
     [ -z "$why" ]
 }

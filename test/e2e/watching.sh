@@ -72,12 +72,12 @@ check "GPT-2's tokenizer without its vocabulary" refused 2 "--vocab-file" 2 "${s
 short() {
     logged short 2 --log-line short --log-interval 6 || return 1
     [ "$(grep -cE '^step +(6|12)/12 \| loss [0-9.]+ \| norm [0-9.]+ \| lr [0-9.e-]+ \| [0-9,]+ tokens/s( \| MFU [0-9.]+ %)? \| ETA [0-9]+s$' "$work/out")" = 2 ] || { why="$(grep '^step' "$work/out" | head -n 1)"; return 1; }
-    ! grep -q '^ iteration' "$work/out" || { why="Megatron's line too"; return 1; }
+    ! grep -q '^ iteration' "$work/out" || { why="Megatron's log line was printed too"; return 1; }
 }
 check "--log-line short" short
 # warns TEXT NP FLAGS...: the output of a run contains TEXT. quiet TEXT NP FLAGS...: it does not.
 warns() { trains "${@:2}" && grep -qF -- "$1" "$work/out" || { why="no '$1'"; return 1; }; }
-quiet() { trains "${@:2}" && ! grep -qF -- "$1" "$work/out" || { why="'$1' needlessly"; return 1; }; }
+quiet() { trains "${@:2}" && ! grep -qF -- "$1" "$work/out" || { why="'$1' was printed"; return 1; }; }
 check "one node: inter-node bits have no effect" warns \
     "WARNING: one node: all gradients use 8 bits" 2 --gpus-per-node 2 --quantized-gradients
 check "one rank per node: intra-node bits have no effect" warns \

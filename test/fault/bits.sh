@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Flips single bits of model weights, payloads and checkpoints (SDP4BIT_FAULT, llmc/base/fault.h).
-# Every flip must be detected and reported. Weights are repaired, and training then continues
-# bitwise as without the fault.
+# Every flip must be detected and reported. Weights are repaired, and training then is
+# bitwise identical to a run without the fault.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
@@ -87,7 +87,7 @@ before_saves() { # by default, weights are checked every thousand iterations and
         { why="${why:-repairs: $(repairs before)}"; return 1; }
 }
 check "detected before the next save, by default" before_saves
-unseen() { # control: shows that the flip is not detected by anything else
+unseen() { # control: nothing else detects the flip
     with_fault replica:2:5:0 unseen 4 "${run[@]}" "${several[@]}" --verify-replicas-interval 0 \
         --save "$work/unseen" --save-interval 7 && [ -z "$(repairs unseen)" ] &&
         ! same_training sdp4bit unseen || { why="the fault changed nothing"; return 1; }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Damaged checkpoints on 4 ranks: exit code 6 and one line with the name of the file. After a killed
-# save, the last complete checkpoint loads. Also directories that are shared with another job, moved
-# or removed.
+# save, the last complete checkpoint loads. Also tests directories that are shared with another job,
+# moved or removed.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
@@ -48,7 +48,7 @@ damaged "an empty manifest" manifest.json truncate -s 0 "$bad/$latest/manifest.j
 damaged "a truncated manifest" manifest.json truncate -s -20 "$bad/$latest/manifest.json"
 damaged "the manifest of an older checkpoint" "$bad" cp "$work/good/iter_0000004/manifest.json" \
     "$bad/$latest/manifest.json"
-# Single bits throughout the manifest: numbers, names, structure.
+# Single bits throughout the manifest, in numbers, names and structure.
 size=$(wc -c <"$work/good/$latest/manifest.json")
 places=3
 [ "${LONG:-0}" = 1 ] && places=40

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # MPI calls that fail on one rank (mpi_shim.c): the run ends with exit code 7 and one line, never
-# with a wrong result. By default one run each fails in the first, the middle and the last call of
-# each function; with LONG=1, in every call.
+# with a wrong result. By default tests failures of the first, the middle and the last call of each
+# function, with LONG=1 of every call.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the
 # functions
 . "$(dirname "$0")/../lib.sh"
@@ -16,7 +16,7 @@ if ldd "$BUILD/train_gpt_cpu" | grep -q libasan; then
 fi
 make_shard text 400 1
 data=$work/text_text_document
-# Uses all features with collectives in a few iterations.
+# Uses all features that call collectives in a few iterations.
 busy=(--gpus-per-node 1 --train-iters 4 --log-interval 2 --log-params-norm --log-num-zeros-in-grad \
     --log-quantization-error-interval 2 --verify-replicas-interval 2
     --verify-wire --timing-log-level 2 --eval-interval 2 --eval-iters 1 --save "$work/save" \
@@ -84,7 +84,7 @@ stopped_in_loading() {
 if unshare -p -f --mount-proc true 2>/dev/null; then
     check "a rank on another host stops while communicators are created" stopped_on_another_host MPI_Comm_idup 1
     check "a rank on another host stops while a checkpoint is opened" stopped_in_loading
-else skip "a rank of another host stops" "no PID namespaces for this user"; fi
+else skip "a rank on another host stops" "no PID namespaces for this user"; fi
 for call in MPI_Comm_split MPI_Comm_split_type MPI_Comm_idup MPI_Ibarrier MPI_Ibcast MPI_Iallreduce \
     MPI_Iallgather MPI_Igatherv MPI_Test; do
     check "the run calls $call" grep -q "^$call " "$work/calls"

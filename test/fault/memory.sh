@@ -15,8 +15,8 @@ if ldd "$BUILD/train_gpt_cpu" | grep -q libasan; then
 fi
 export OMPI_MCA_plm=isolated  # one rank without mpirun needs no launch agent
 
-# with_fault AT LAST PROGRAM ARGUMENTS...: runs the program. Allocation AT and the LAST following
-# ones fail.
+# with_fault AT LAST PROGRAM ARGUMENTS...: runs the program. Allocation AT and the next LAST
+# allocations fail.
 with_fault() {
     local at=$1 last=$2 program=$3
     shift 3

@@ -72,7 +72,7 @@ check "merges that are a pipe" refused 5 "$work/pipe is not a plain file" 2 "${b
 check "an argument file that is a pipe" refused 2 "@$work/pipe: not a plain file" 2 "@$work/pipe"
 
 # --- too little address space: the run succeeds or ends with one line ---
-within() { # KIB: limit of the address space
+within() { # KIB: limit on the address space
     timeout -k 5 "$LIMIT" bash -c 'ulimit -v "$0" && exec "$@"' "$1" env OMPI_MCA_plm=isolated "$trainer" \
         "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 \
         --distributed-timeout-minutes 0.2 >"$work/out" 2>"$work/err" </dev/null

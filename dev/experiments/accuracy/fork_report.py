@@ -85,7 +85,7 @@ def page(found, name, model):
         "learning rate decays to zero. Presets with the same data seed read the same data.",
         "The gap of a fork is its loss minus the mean loss of the baseline and its replicates with the same "
         "data seed. Losses are computed on the whole validation split.",
-        "A preset's 95 % interval is Student's t over its own gaps, one per data seed.",
+        "A preset's 95 % interval is a Student's t interval over its own gaps, one per data seed.",
         f"A preset is as good as the baseline if its whole interval is below +{MARGIN}.",
         " ".join(single_comparisons(max(len(compared(presets)) for presets in found.values()) - 1)))]
     pictures = {}
@@ -99,7 +99,7 @@ def page(found, name, model):
         rows, plan = power_table(found, MARGIN)
         lines += ["", "## Number of forks needed for an interval", "",
                   f"Forks per preset for a 95 % interval of ±{MARGIN}, by the standard deviation of the gaps",
-                  "and by its 90 % limit:", "", *rows, "", *paragraph(plan)]
+                  "and by its upper 90 % limit:", "", *rows, "", *paragraph(plan)]
     except StudyError:  # no replicates
         pass
     lines += ["", *meanings("a fork")]

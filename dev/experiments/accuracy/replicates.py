@@ -148,7 +148,7 @@ def plan_of(group, presets, rows):
     names = ", ".join(r["who"] for r in asked)
     least = "at least " if names == "replicates" else ""
     return cost, (f"{least}{most} forks per preset of {group[1]} iterations from iteration {group[0]}, "
-                  f"{cost:.0f} s per preset. This follows from the 90 % limit of {names}.")
+                  f"{cost:.0f} s per preset. This follows from the upper 90 % limit of {names}.")
 
 
 def power_table(found, half_width):
@@ -158,8 +158,8 @@ def power_table(found, half_width):
         raise StudyError(5, "no data seed has a baseline and a replicate, and no preset has two forks: run "
                             "`study fork --presets replicates` first")
     number = lambda value: f"over {MOST_FORKS}" if value is None else str(value)
-    lines = ["| point | length | gaps of | standard deviation | degrees | 90 % limit "
-             f"| forks for ±{half_width} | by the 90 % limit |", "|---" * 8 + "|"]
+    lines = ["| point | length | gaps of | standard deviation | degrees of freedom | upper 90 % limit "
+             f"| forks for ±{half_width} | at the upper limit |", "|---" * 8 + "|"]
     for r in sum(by_group.values(), []):
         lines.append(f"| {r['point']} | {r['length']} | {r['who']} | {r['deviation']:.6f} | {r['freedom']} "
                      f"| {r['upper']:.6f} | {number(r['needed'])} | {number(r['safe'])} |")

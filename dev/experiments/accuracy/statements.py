@@ -68,7 +68,7 @@ def equality_of(results, noise, preset):
     """Describes whether the preset costs less than MARGIN in these runs. Returns "" without common seeds."""
     if lost(results, preset):
         return (f"**does not hold**: {lost(results, preset)} of {len(results[preset])} runs diverged, "
-                f"compared with {lost(results, 'baseline')} of {len(results['baseline'])} of the baseline's")
+                f"compared with {lost(results, 'baseline')} of {len(results['baseline'])} baseline runs")
     values = baseline_gaps(results, preset)
     return values and described(noise, values, as_good, {
         "yes": "holds", "no": "**does not hold**", "unknown": "**inconclusive**"})
@@ -95,8 +95,8 @@ def paragraph(*sentences):
 
 def single_comparisons(presets):
     """Returns sentences about multiple comparisons. presets: number of presets on the page."""
-    return ("The intervals are not corrected for multiple comparisons: about one preset in twenty falls "
-            "outside its interval by chance.",
+    return ("The intervals are not corrected for multiple comparisons: for about one preset in twenty, "
+            "the true gap lies outside the interval by chance.",
             f"Here {presets} {'preset is' if presets == 1 else 'presets are'} compared.")
 
 
