@@ -1,5 +1,4 @@
-// A temporary folder for a test's files, which cmocka's setup functions create and its teardown
-// functions remove.
+// A temporary folder for a test's files, for use in cmocka's setup and teardown functions.
 #pragma once
 #include <stdio.h>
 #include <stdlib.h>

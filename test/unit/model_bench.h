@@ -105,8 +105,8 @@ static inline int64_t bench_numel(const Bench *b, int tensor) {
     return tensor_elements(&b->gpt.tensor[tensor]);
 }
 
-// Runs forward, and backward if requested, on the uploaded micro-batch. first, last: it is the
-// first or last one of the step. Returns the loss accumulated in the step.
+// Runs forward, and backward if requested, on the uploaded micro-batch. first, last: true for the
+// first or last micro-batch of a step. Returns the loss accumulated in the step.
 static inline float bench_pass(Bench *b, float loss_scale, bool backward, bool first, bool last) {
     GPT *g = &b->gpt;
     Pass pass = {.B = g->B,

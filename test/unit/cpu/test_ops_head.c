@@ -263,7 +263,7 @@ static void test_head_ranks(void **state) {
 
 // --- likelihoods without a loss ------------------------------------------------------------------
 
-// Recomputes in double a rank's score of one row, without the padding columns, and compares.
+// Compares a rank's score of one row with a computation in double, without padding columns.
 static void check_score(const HeadScore *score, const Head *h, int64_t row) {
     double max = -INFINITY, sum = 0, target = 0;
     int32_t best = INT32_MAX, wanted = h->targets[row] - h->first_row;

@@ -68,7 +68,7 @@ static void test_scratch(void **state) {
     }
 }
 
-// Chunk sizes determine the order of sums and therefore the results. They must equal those of
+// Chunk sizes determine the order of sums and therefore the results. They must not change from
 // earlier versions, which had 64 MiB of scratch memory.
 static void test_chunks(void **state) {
     assert_int_equal(scratch_chunks(65536, 768, 600000), 2048);

@@ -591,8 +591,8 @@ static void build_errors(void **state) {
     free_corpus(&c);
 }
 
-// A blend's last samples can exceed the samples of a shard if a small request divides unevenly.
-// Megatron-LM fails there. Here the blend ends, but never before the requested number of samples.
+// If a small request divides unevenly, a blend's last samples can exceed the samples of a shard.
+// Megatron-LM then fails. Here the blend ends, but never before the requested number of samples.
 static void blend_limits(void **state) {
     Folder *f = (Folder *)*state;
     const char *names[4] = {"p", "q", "r", "s"};

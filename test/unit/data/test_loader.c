@@ -525,8 +525,8 @@ static char *text_of_check(const LoaderOptions *o, bool *good, Error *err) {
     return text;
 }
 
-// All ids of another vocabulary may be in range. The last tokens of documents reveal that it is
-// another one.
+// A shard of another vocabulary may contain only valid ids. The last tokens of its documents then
+// reveal the mismatch.
 static void eod_of_another_vocabulary(void **state) {
     static const struct {
         int32_t ends[2];
@@ -534,7 +534,7 @@ static void eod_of_another_vocabulary(void **state) {
         bool known;  // options->known_ids; false for NullTokenizer
         bool refused, warns;
     } cases[] = {
-        {{7, 7}, 8, true, true, false},  // 7 ends all documents, is nowhere else, and is the largest
+        {{7, 7}, 8, true, true, false},  // 7 ends all documents, occurs nowhere else, is the largest
         {{7, 7}, 40, true, true, false},
         {{7, 7}, 40, false, false, true},  // only a warning if the vocabulary is unknown
         {{7, 7}, 7, true, false, true},    // too few documents to be certain

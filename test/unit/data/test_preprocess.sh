@@ -127,7 +127,7 @@ END
     report "parquet files" $?
     for wrong in "--column id $work/a.parquet" "--column content $work/a.parquet $work/a.jsonl" \
         "$work/a.parquet"; do
-        # shellcheck disable=SC2086
+        # shellcheck disable=SC2086 # split on purpose
         parquet $wrong >"$work/half.jsonl"
         [ $? -eq 5 ] && [ "$(grep -c '^error: ' "$work/err_parquet")" -eq 1 ] && ! pre --input - \
             --tokenizer-type Byte --output-prefix "$work/bad" <"$work/half.jsonl" &&
@@ -313,7 +313,7 @@ limited() { (ulimit -f 512 && byte --input "$work/big.jsonl" --workers 2); }
 refused "full disk" 3 "free disk space" limited
 merge_limited() { (ulimit -f 512 && merge --input "$work/folder" --output-prefix "$work/bad_text_document"); }
 refused "full disk while merging" 3 "free disk space" merge_limited
-# In a shared folder, other users may place links to files of the user who runs the program.
+# In a shared folder, another user may have planted links to this user's files.
 echo precious >"$work/precious"
 for suffix in .bin.tmp .idx.tmp .bin .idx; do ln -s precious "$work/linked_text_document$suffix"; done
 "$build/preprocess_data" --input "$work/golden.jsonl" --tokenizer-type Byte --output-prefix "$work/linked" \

@@ -121,7 +121,7 @@ static void golden_write(void **state) {
     assert_false(exists(f->prefix, ".bin.tmp") || exists(f->prefix, ".idx.tmp"));
 }
 
-// Another user of a shared folder may have placed links to files of this user.
+// In a shared folder, another user may have planted links to this user's files.
 static void replaces_links(void **state) {
     Folder *f = (Folder *)*state;
     const char *suffix[2] = {".bin.tmp", ".idx.tmp"};

@@ -127,7 +127,7 @@ static void length_is_in_characters(void **state) {
     task_set_free(&set);
 }
 
-// At most SEQ input tokens, and one more that is only predicted.
+// A request has at most SEQ input tokens, and one more token that is only predicted.
 static void long_contexts_are_truncated_left(void **state) {
     TaskSet set = reads(*state,
                         "{\"task\":\"a\",\"context\":\"01234567\",\"continuation\":\"x\"}\n"
@@ -204,7 +204,7 @@ static void context_is_tokenized_alone(void **state) {
 }
 
 // Llama 3's tokenizer puts one <|begin_of_text|> before every text. This token is also the context
-// if the context is empty, and the first one to be dropped if a request is too long.
+// if a request has none, and is dropped first if a request is too long.
 static void prefix(void **state) {
     const Fixture *f = *state;
     Error err;

@@ -127,7 +127,7 @@ static void golden_ids_small_vocabulary(void **state) {
     Fixture *f = *state;
     cJSON *root = read_json(GOLDEN "cases.json");
     int number = 0;
-    // The second time most pieces are in the cache.
+    // In the second pass most pieces are in the cache.
     for (int pass = 0; pass < 2; pass++) {
         for (const cJSON *item = cJSON_GetObjectItem(root, "cases")->child; item; item = item->next) {
             check_case(f->encoder, item, cJSON_GetObjectItem(item, "ids"), number++);
@@ -188,8 +188,8 @@ static void pre_tokens_of_specification(void **state) {
     check_pieces(splitter, "a\u0301 b", "a|\u0301| b");
 }
 
-// If a character is white space, two of them before a letter are in different pieces. Otherwise the
-// two are in one piece, or in the letter's.
+// Two equal white space characters before an exclamation mark are in different pieces. Two other
+// equal characters are in one piece, which may include the mark.
 static void white_space_matches_unicode(void **state) {
     const PieceSplitter *splitter = ((Fixture *)*state)->splitter;
     for (uint32_t c = 0; c < 0x110000; c++) {
@@ -565,8 +565,8 @@ static int64_t count_tokens(const Tokenizer *tokenizer, const char *text) {
 }
 
 static void last_merge_needs_no_newline(void **state) {
-    // The last merge of the small vocabulary makes a Korean word one token. It must be read without
-    // a final newline too. Without the line the word has several tokens.
+    // The last merge of the small vocabulary makes a Korean word one token. It must also be read if
+    // the file has no final newline. Without this merge the word has several tokens.
     const char *last = "\u0120\u00ed\u0137\u013e\u00ea\u00b5\u0143 \u00ec\u0138\u00b4",
                *text = " \ud55c\uad6d\uc5b4";
     char line[64];

@@ -77,7 +77,7 @@ static void check_style(const char *style, int prefix_count, const char *eod) {
     Encoder *encoder = encoder_create(tokenizer);
     TokenBuffer out = {0};
     int64_t replaced = 0;
-    // The second time most pieces are in the cache.
+    // In the second pass most pieces are in the cache.
     for (int pass = 0; pass < 2; pass++) {
         const cJSON *text = texts->child, *ids = cJSON_GetObjectItem(golden, "ids")->child;
         for (; text && ids; text = text->next, ids = ids->next) {

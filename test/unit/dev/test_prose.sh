@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# dev/data/prose_filter.py: the paragraphs that count as prose, reading each kind of file, dropped
-# and repeated paragraphs, and an order that does not depend on names. Also runs dev/data/prose.sh
-# with packages that this test builds. Prints "ok NAME" and "not ok NAME".
+# Tests dev/data/prose_filter.py: which paragraphs count as prose, reading each kind of file,
+# dropped and repeated paragraphs, and an order that does not depend on file names. Also runs
+# dev/data/prose.sh with packages that this test builds. Prints "ok NAME" and "not ok NAME".
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . test/results.sh

@@ -30,8 +30,8 @@ static void schedule_is_1f1b(void **state) {
     for (int i = 0; i < 4; i++) assert_true(actions[i].micro_batch == i && !actions[i].backward);
 }
 
-// A simulated stage: completed passes and contents of its buffers. A buffer has the index (from 1)
-// of the pair of micro-batch and chunk that uses it.
+// A simulated stage: its completed passes and, for each buffer, the index (from 1) of the pair of
+// micro-batch and chunk that uses it.
 typedef struct Running {
     PipelineAction actions[2 * MOST * CHUNKS];
     int count, at;

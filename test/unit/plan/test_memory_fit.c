@@ -141,7 +141,7 @@ static void test_advice(void **state) {
     expect_advice(&c, 1450, "--micro-batch-size 3 fits, and so does --recompute-granularity full");
 }
 
-// Activations of a pipeline stage, which has more micro-batches in flight if they are smaller.
+// Returns the bytes of a stage's activations. Smaller micro-batches: more of them are in flight.
 static size_t bytes_in_flight(const Config *c, const Mesh *mesh) {
     return made_up_bytes(c, mesh) * (size_t)(c->micro_batches < 2 ? c->micro_batches : 2);
 }
@@ -188,7 +188,7 @@ static void test_advice_on_a_model(void **state) {
 
 // --- limits ---------------------------------------------------------------------------------
 
-// A limit of the address space applies to each rank, but ranks share the machine's memory.
+// A limit on the address space applies to each rank, but ranks share the machine's memory.
 static void test_shared_memory_limits(void **state) {
     Error err = {0};
     Device *device = device_open(0, NULL, &err);

@@ -10,8 +10,8 @@
 
 #include "llmc/plan/traffic.h"
 
-// Two nodes of two ranks. Embeddings and four layers have 131072 elements each and are separate
-// buckets, of which a rank's shard has 32768 elements. MESSAGE_ALIGN divides all sizes below.
+// Two nodes of two ranks. The embeddings and each of four layers are a bucket of 131072 elements,
+// of which a rank's shard has 32768. MESSAGE_ALIGN divides all sizes below.
 enum { UNITS = 5, NUMBERS = 131072 };
 // Gradients inside the node: (D - 1) messages of N shards in 8 bits with a scale per 128 values:
 // 2 x 32768 + 2 x 256 x 4.

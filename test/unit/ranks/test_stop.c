@@ -21,8 +21,7 @@ static void nap(void) {
     nanosleep(&t, NULL);
 }
 
-// A thread that starts before main blocks signals, like threads that libraries start when they are
-// loaded.
+// A thread that starts before main has blocked signals, like the threads of loaded libraries.
 static void *live(void *end) {
     while (!atomic_load((atomic_bool *)end)) nap();
     return NULL;

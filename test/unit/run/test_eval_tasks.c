@@ -147,7 +147,7 @@ static void check_samples(const cJSON *ours, const cJSON *theirs, double limit) 
     }
 }
 
-// last: the metric besides acc.
+// last: name of the task's metric besides acc.
 static void check_task(const char *text, const cJSON *tasks, const char *name, const char *last,
                        double limit) {
     cJSON *samples = lines_of(text, "eval_sample", name), *records = lines_of(text, "task", name);

@@ -50,7 +50,7 @@ doctor() {
         failed=1
     fi
 }
-# says NAME PATTERN: checks a line of the report.
+# says NAME PATTERN: checks that a line of the report matches.
 says() {
     if grep -qE -- "$2" "$work/out"; then
         echo "ok $1"

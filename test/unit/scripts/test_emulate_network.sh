@@ -42,7 +42,7 @@ not_steered() { inside "$script 2 $1 >/dev/null && $script restore >/dev/null &&
     tr -d ',\n' | grep -qE '^0+$'; }
 # restore must restore the settings from before the first call, and keep settings that were changed
 # by hand since then. The tests use a mask with one CPU, which the script never sets on machines
-# with several.
+# with several CPUs.
 one_steered() { inside "echo 1 >$steering && $1 && cat $steering" | tr -d ',\n' | grep -qE "^0*$2\$"; }
 back() { one_steered "$script 2 25 >/dev/null && $script restore >/dev/null" 1; }
 back_after_two() { one_steered \
@@ -55,8 +55,8 @@ nonsense() {
     one_steered "$(quiet "2 25") for file in /run/emulate_network.*; do echo 'rx-0 1;id' >\$file; done &&
         $script restore >/dev/null" 0
 }
-# At 0.4 Gb/s 64 MB take at least 0.6 s after a burst of 32 MB. Without a limit they take a few
-# hundredths.
+# At 0.4 Gb/s, after a burst of 32 MB, 64 MB take at least 0.6 s. Without a limit they take a few
+# hundredths of a second.
 slow() {
     inside "$script 1 0.4 >/dev/null && python3 - <<'END'
 import socket, sys, threading, time
@@ -77,10 +77,10 @@ END"
 refused() { local out; out=$("$script" "$@" 2>&1); [ $? -eq 2 ] && [[ $out == error:*usage:* ]] &&
     [ "$(wc -l <<<"$out")" -eq 1 ]; }
 check "2 nodes of 25 Gb/s: 50 Gb/s on the loopback" shaped
-check "half a Gb/s" fraction
+check "limits the loopback to half a Gb/s" fraction
 check "another speed replaces the first one" again
-check "restore, twice" restored
-check "unlimited after a speed" unlimited
+check "restore works twice" restored
+check "unlimited removes an earlier limit" unlimited
 check "packet steering at 25 Gb/s" steered 25
 check "packet steering without a limit" steered unlimited
 check "no packet steering after restore, 25 Gb/s" not_steered 25
@@ -97,10 +97,10 @@ else
     skipped=$((skipped + 1))
 fi
 check "transfers take as long as expected" slow
-check "no arguments" refused
-check "no speed" refused 2
-check "zero" refused 2 0
-check "not a number" refused two 25
-check "shell syntax in an argument" refused 2 '25;id'
+check "refuses a call without arguments" refused
+check "refuses a call without a speed" refused 2
+check "refuses a speed of zero" refused 2 0
+check "refuses an argument that is not a number" refused two 25
+check "refuses shell syntax in an argument" refused 2 '25;id'
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ]

@@ -94,7 +94,7 @@ check "gives up without progress" plays "7 7 7 7 7 7" 7 3
 check "gives up when progress ends" plays "7+ 7 7+ 7 7 7 7 0" 7 6
 check "75 without a checkpoint is no progress either" plays "75 75 0" 75 2 --max-without-progress 2
 check "does not give up while there is some progress" plays "7+ 7 7 7+ 7 7 0" 0 7
-check "--max-restarts" plays "7+ 7+ 7+ 7+ 7+ 0" 7 4 --max-restarts 3
+check "--max-restarts limits the restarts" plays "7+ 7+ 7+ 7+ 7+ 0" 7 4 --max-restarts 3
 check "the first start is not a restart" plays "7+ 0" 7 1 --max-restarts 0
 # started WORD COMMAND...: starts the loop in the background and waits until the run waits for a
 # signal. The caller waits for $job.
@@ -140,10 +140,10 @@ else skip "SIGHUP stops the run and the loop" "SIGHUP is ignored"; fi
 check "Ctrl-C stops the run and the loop" signaled INT wait "$work/stub"
 check "ranks are signaled if the launcher does not forward signals" signaled TERM deaf "$work/stub"
 wrapper=(bash -c "$(cat "$work/wrapper.sh")")
-check "Ctrl-C if a script starts the run" signaled INT wait "${wrapper[@]}" "$work/program"
-check "Ctrl-C if the run is a script with a trap" signaled INT wait bash -c '"$0" "$@"; exit $?' \
+check "Ctrl-C stops a run that a script starts" signaled INT wait "${wrapper[@]}" "$work/program"
+check "Ctrl-C stops a run that is a script with a trap" signaled INT wait bash -c '"$0" "$@"; exit $?' \
     "$work/stub"
-twice() { # a second SIGHUP still waits for the save; a second Ctrl-C does not
+twice() { # a second SIGHUP still waits for the save; a Ctrl-C after it does not
     local tries=1200 rc
     started busy "$work/stub" || return 1
     kill -s HUP $job
@@ -158,8 +158,8 @@ twice() { # a second SIGHUP still waits for the save; a second Ctrl-C does not
     [ $rc = 143 ] || why="exit code $rc instead of 143"
     [ -z "$why" ]
 }
-if catches_hup; then check "a second Ctrl-C ends the run at once" twice
-else skip "a second Ctrl-C ends the run at once" "SIGHUP is ignored"; fi
+if catches_hup; then check "Ctrl-C after an earlier signal ends the run at once" twice
+else skip "Ctrl-C after an earlier signal ends the run at once" "SIGHUP is ignored"; fi
 pauses() { # 1 + 2 + 0 seconds: the pause doubles while there is no progress
     local since=$SECONDS
     rm -rf "$work/run" && mkdir "$work/run" && echo "7 7 75+ 0" >"$work/run/play"
@@ -181,14 +181,14 @@ folders() { # all forms of --save
             { why="${words[*]}: $(tail -n 1 "$work/err")"; return 1; }
     done
 }
-check "--save= and argument files" folders
+check "finds --save= and --save in argument files" folders
 relative() { # paths are relative to the caller's folder
     rm -rf "$work/run" && mkdir "$work/run" && echo "7+ 7+ 7+ 7+ 0" >"$work/run/play"
     echo '--save run --load run' >"$work/args"
     (cd "$work" && "$OLDPWD/scripts/run_until_done.sh" --pause 0 -- ./stub run @args) 2>"$work/err" ||
         { why="exit code $?: $(tail -n 1 "$work/err")"; return 1; }
 }
-check "started from another folder" relative
+check "can be started from another folder" relative
 # scripts/train_*.sh take the folder from CHECKPOINT_PATH, except speed runs. Flags take precedence.
 checkpoint_path() {
     local rc other="$work/other"
@@ -207,7 +207,7 @@ checkpoint_path() {
         [ $rc = 2 ] || { why="$words: exit code $rc"; return 1; }
     done
 }
-check "CHECKPOINT_PATH of scripts/train_*.sh" checkpoint_path
+check "takes the folder of scripts/train_*.sh from CHECKPOINT_PATH" checkpoint_path
 two_folders() { # a restart would resume from the --load folder
     local words rc home="$work/run"
     rm -rf "$home" && mkdir "$home" && echo "7+ 0" >"$home/play" && echo "--load $work/from" >"$work/args" &&
@@ -229,7 +229,7 @@ two_folders() { # a restart would resume from the --load folder
             { why="'$words': $(cat "$work/err")"; return 1; }
     done
 }
-check "different folders for --save and --load" two_folders
+check "refuses different folders for --save and --load" two_folders
 # A launcher that starts two ranks, which exit with code 7 after one second. On its first start it
 # then hangs and ignores SIGTERM, as mpirun of Open MPI 4 sometimes does.
 cat >"$work/mpirun" <<'LAUNCHER'
@@ -279,7 +279,7 @@ odd_trackers() { # a pipe must not block the loop
             { why="$kind: exit code $rc, $(head -c 300 "$work/err")"; return 1; }
     done
 }
-check "a tracker that is not a plain file" odd_trackers
+check "a tracker that is not a plain file does not block the loop" odd_trackers
 usage() {
     local rc
     for words in "" "--max-restarts -- true" "--max-restarts x -- true --save a --load a" "true" "-- true" \

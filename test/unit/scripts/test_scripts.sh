@@ -54,7 +54,7 @@ unknown() { # an unknown argument must not count as --help
     dev/data/get_gpt2_vocab.sh --hepl >"$work/out" 2>"$work/err"
     error_line 2 "--help" $?
 }
-check "an unknown flag of get_gpt2_vocab.sh" unknown
+check "get_gpt2_vocab.sh refuses an unknown flag" unknown
 
 # --- paths -----------------------------------------------------------------------------------
 quickstart_in() { # runs up to the build, which fails here
@@ -72,7 +72,7 @@ not_made() {
     quickstart_in /proc/nowhere
     error_line 3 "/proc/nowhere" $?
 }
-check "quickstart.sh --out that cannot be created" not_made
+check "quickstart.sh reports an --out that cannot be created" not_made
 # interrupted NAME CODE: sends the signal to all processes of the script during the build, like a
 # terminal.
 interrupted() {
@@ -87,11 +87,11 @@ interrupted() {
         { why="not one line that reports it"; return 1; }
     ! grep -q 'MISSED' "$work/out" || { why="a goal is reported as missed"; return 1; }
 }
-check "quickstart.sh and Ctrl-C" interrupted INT 130
-check "quickstart.sh and SIGTERM" interrupted TERM 143
+check "quickstart.sh ends on Ctrl-C" interrupted INT 130
+check "quickstart.sh ends on SIGTERM" interrupted TERM 143
 printf '#!/bin/sh\ntouch "%s"\nexit 1\n' "$work/worked" >"$work/bin/make"
 
-output_not_made() { # SCRIPT: reports it before anything runs
+output_not_made() { # SCRIPT: reports the error before anything runs
     rm -f "$work/worked"
     PATH=$work/bin:$PATH "$1" --out /proc/nowhere/made.json >"$work/out" 2>"$work/err" </dev/null
     error_line 3 "/proc/nowhere" $? && [ ! -e "$work/worked" ] || { why=${why:-it worked first}; return 1; }
@@ -104,13 +104,13 @@ bench_folder() { # the programs are missing, but the folder for results is creat
         { why="${why:-not in the folder of the caller}"; rmdir scripts_test_bench 2>/dev/null; return 1; }
 }
 check "single_gpu.sh --out is relative to the caller's folder" bench_folder
-for script in dev/bench/{comm,save,single_gpu}.sh; do check "${script##*/} --out that cannot be created" \
+for script in dev/bench/{comm,save,single_gpu}.sh; do check "${script##*/} reports an --out that cannot be created" \
     output_not_made "$script"; done
 vocabulary_not_made() {
     PATH=$work/bin:$PATH dev/data/get_gpt2_vocab.sh /proc/nowhere >"$work/out" 2>"$work/err"
     error_line 3 "/proc/nowhere" $?
 }
-check "get_gpt2_vocab.sh: a folder that cannot be created" vocabulary_not_made
+check "get_gpt2_vocab.sh reports a folder that cannot be created" vocabulary_not_made
 
 # --- no GPU ----------------------------------------------------------------------------------
 no_gpu() {
@@ -130,21 +130,21 @@ no_advice() { info "$@" && ! grep -qE 'Errno|restore' "$work/err" ||
 mkdir -p "$work/runs/other" "$work/gone/iter_0000004" "$work/damaged"
 echo 12 >"$work/gone/latest_checkpointed_iteration.txt"
 echo '{' >"$work/damaged/manifest.json"
-check "checkpoint_info: a missing path" no_advice "$work/nix: no such folder" "$work/nix"
-check "checkpoint_info: a file" no_advice "$work/damaged/manifest.json: not a folder" \
+check "checkpoint_info reports a missing path" no_advice "$work/nix: no such folder" "$work/nix"
+check "checkpoint_info reports a file in place of a folder" no_advice "$work/damaged/manifest.json: not a folder" \
     "$work/damaged/manifest.json"
-check "checkpoint_info: a folder without checkpoints" no_advice \
+check "checkpoint_info reports a folder without checkpoints" no_advice \
     "$work/runs holds no checkpoint; pass a --save folder or an iter_ folder" "$work/runs"
-check "checkpoint_info: a tracker that names a missing checkpoint" no_advice \
+check "checkpoint_info reports a tracker that names a missing checkpoint" no_advice \
     "names iteration 12, but there is no $work/gone/iter_0000012" "$work/gone"
-check "checkpoint_info: a truncated manifest" info "restore it from a copy" "$work/damaged"
+check "checkpoint_info reports a truncated manifest" info "restore it from a copy" "$work/damaged"
 unnamed() { # prints the newest checkpoint, from which the trainer would resume
     mkdir -p "$work/lost/iter_0000004" "$work/lost/iter_0000008" &&
         echo '{}' >"$work/lost/iter_0000004/manifest.json" &&
         cp "$work/lost/iter_0000004/manifest.json" "$work/lost/iter_0000008"
     no_advice "$work/lost has no latest_checkpointed_iteration.txt; pass one of its iter_ folders, such as the newest, iter_0000008" "$work/lost"
 }
-check "checkpoint_info: a lost tracker" unnamed
+check "checkpoint_info finds the newest checkpoint without a tracker" unnamed
 read_in_part() { # the output does not fit into a pipe
     mkdir -p "$work/long"
     python3 -c 'import json; print(json.dumps({"program": "p", "commit": "c", "libraries": "l",
@@ -155,6 +155,6 @@ read_in_part() { # the output does not fit into a pipe
     dev/checkpoint_info "$work/long" --arguments 2>"$work/err" | head -n 1 >"$work/out"
     grep -q '0 parameters' "$work/out" && [ ! -s "$work/err" ]
 }
-check "checkpoint_info: a reader that closes the pipe" read_in_part
+check "checkpoint_info allows readers to close the pipe early" read_in_part
 
 exit $((failures > 0))

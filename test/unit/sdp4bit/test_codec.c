@@ -436,7 +436,7 @@ typedef struct ErrorRow {
     double int4, int4_ht, int8, int8_ht, nearest, nearest_ht;
 } ErrorRow;
 
-// Allows 2 %, plus half a unit in the last digit of the expected value, which has few digits.
+// Allows 2 % plus half a unit in the expected value's last digit, because it has few digits.
 static void check_error(const float *x, const ErrorRow *row, Codec codec, bool transform, int rounding,
                         double expected, double last_digit) {
     double measured = relative_error(x, SAMPLES, row->group, codec, transform, rounding);

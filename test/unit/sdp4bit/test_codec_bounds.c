@@ -56,8 +56,8 @@ static void no_codec_needs_the_clamp(void **state) { for_each_codec(check_clamp)
 static void wider_codes_would_need_it(void **state) { assert_true(count_outside(127, 32767) > 0); }
 
 // Compares scale_biased of kernels_cuda_codec.cuh with the plain product. u is a float without
-// exponent that has code + sign at bit 16. u * (scale * 2^133) - sign * scale is one fused
-// operation.
+// exponent that has code + sign at bit 16. One fused operation computes
+// u * (scale * 2^133) - sign * scale.
 static int64_t count_unequal_products(uint32_t exponent, int sign) {
     int64_t unequal = 0;
     for (uint32_t mantissa = exponent ? 0 : 1; mantissa < 1u << 23; mantissa += 5) {

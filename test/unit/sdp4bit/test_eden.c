@@ -272,8 +272,8 @@ static void groups_of_every_size(void **state) {
     free(t);
 }
 
-// Returns the largest mean error of an element over many rotations of x, in standard deviations of
-// that mean, or relative to the error of one rotation.
+// Returns the largest mean error of any element over many rotations of x, in standard deviations of
+// the mean or, if of_one_trip, in RMS errors of one rotation.
 static double worst_mean(Codec codec, const float *x, int groups, bool of_one_trip) {
     enum { TRIPS = 4000 };
     static double sum[MOST], squares[MOST];

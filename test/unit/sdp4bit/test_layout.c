@@ -11,7 +11,7 @@
 #include "llmc/base/dtype.h"
 #include "sdp4bit/layout.h"
 
-// A tensor without model-parallel split.
+// A tensor that model parallelism does not split.
 #define MATRIX(NUMEL, UNIT) \
     { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
 #define VECTOR(NUMEL, UNIT) \
@@ -562,8 +562,8 @@ static void test_sealed_messages(void **state) {
     layout_free(&layout);
 }
 
-// The paper's claim for its group sizes: bf16 weights and fp32 gradients need 5.8 times as many
-// bytes between nodes.
+// The paper's claim for its group sizes: without quantization (bf16 weights, fp32 gradients) ranks
+// send 5.8 times as many bytes between nodes.
 static void test_reduction_between_nodes(void **state) {
     int64_t unit = 4 * 4 * 2048;
     LayoutTensor tensors[] = {MATRIX(unit * 8, 0)};
@@ -626,7 +626,7 @@ static void test_alignment(void **state) {
     assert_int_equal(layout_alignment(32, 0, 160), 160);
 }
 
-// Every rank has a slot in the gathered messages. A row has the ranks of one rail.
+// Every rank has a slot in the gathered messages. A row has the slots of one rail.
 static void test_gather_slots(void **state) {
     for (int nodes = 1; nodes < 5; nodes++) {
         for (int per_node = 1; per_node < 5; per_node++) {

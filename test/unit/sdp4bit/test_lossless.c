@@ -237,7 +237,7 @@ static void test_raw_limit(void **state) {
             full += words < n && words > n - 8;  // nearly as many as fit
             shard_free(&s);
         }
-        print_message("groups of %d: %d as they are, %d nearly full\n", n, raw, full);
+        print_message("groups of %d weights: %d sent raw, %d nearly full\n", n, raw, full);
         assert_true(raw > 0 && full > 0);
     }
 }
@@ -323,12 +323,12 @@ static void test_flipped_bits(void **state) {
         flipped++;
         s.message[bit / 8] ^= (uint8_t)(1 << bit % 8);
     }
-    if (flipped < 500 || seen < flipped * 3 / 4) fail_msg("of %d flipped bits %d were seen", flipped, seen);
+    if (flipped < 500 || seen < flipped * 3 / 4)
+        fail_msg("%d bits were flipped, %d were detected", flipped, seen);
     shard_free(&s);
 }
 
-// If the receiver's old weights differ from the sender's, this is detected if contexts depend on
-// them.
+// A receiver whose old weights differ from the sender's detects this if the contexts differ.
 static void test_differing_replica(void **state) {
     Random random = {17};
     Shard s = shard_of(LOSSLESS_GROUP, 8);

@@ -14,7 +14,7 @@
 
 #include "test/mpi/simulator.h"
 
-// A tensor that is whole on this rank.
+// A tensor that model parallelism does not split.
 #define MATRIX(NUMEL, UNIT) \
     { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
 #define VECTOR(NUMEL, UNIT) \

@@ -171,7 +171,7 @@ static void assert_same(const State *a, const State *b, const Case *c, int threa
                  {"fault", &a->fault, &b->fault, sizeof a->fault}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (memcmp(parts[i].a, parts[i].b, parts[i].bytes) == 0) continue;
-        fail_msg("%s, groups of %d, %d threads: other %s", codec_info(c->codec).name, c->group, threads,
+        fail_msg("%s, groups of %d, %d threads: different %s", codec_info(c->codec).name, c->group, threads,
                  parts[i].name);
     }
 }

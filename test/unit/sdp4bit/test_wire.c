@@ -10,7 +10,7 @@
 
 #include "sdp4bit/kernels.h"
 
-// A tensor that is whole on this rank.
+// A tensor that model parallelism does not split.
 #define MATRIX(NUMEL, UNIT) \
     { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
 #define VECTOR(NUMEL, UNIT) \
