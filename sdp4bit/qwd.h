@@ -32,7 +32,7 @@ MessageLayout qwd_plain_message(const BucketLayout *layout, int b);
 // Buffers and message sizes of lossless weights. Sizes are known only after coding. So all buckets
 // are coded first; then the ranks exchange the sizes, and the host waits for them.
 typedef struct QwdLossless {
-    uint8_t *plain;        // device: bf16 messages of all buckets
+    uint8_t *plain;        // device: bf16 message before coding; used by one bucket at a time
     uint8_t *coded;        // device: this rank's coded messages of all buckets, with gaps
     int64_t *coded_start;  // (buckets) offsets in coded
     uint32_t *bytes;       // device (per_node, nodes, buckets) message sizes of all ranks

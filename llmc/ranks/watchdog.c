@@ -76,7 +76,7 @@ static void explain_idle(const Heartbeat *h, bool waits, double idle, char *text
         snprintf(text, bytes, "waited %.0f s: %.440s; check what stopped it", idle, busy);
     } else {
         snprintf(text, bytes,
-                 "waited %.0f s for the device or another host, but no rank of this host is busy; check "
+                 "waited %.0f s for the device or another host, but no rank on this host is busy; check "
                  "whether a GPU hangs (nvidia-smi, dmesg)",
                  idle);
     }

@@ -162,7 +162,7 @@ static bool equal_everywhere(const Check *c, int rank, int b) {
     return ranks_like(c, rank, b) == holders_of(c, b)->size;
 }
 
-// Returns the lowest rank whose weights equal those of more than half of the replicas, or -1.
+// Returns the lowest rank whose weights more than half of the replicas have, or -1.
 static int majority(const Check *c, int rank, int b) {
     int holders = holders_of(c, b)->size;
     for (int i = 0; i < holders; i++) {

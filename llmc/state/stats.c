@@ -215,7 +215,7 @@ void stats_after_update(const Base *base, Stats *stats, const Optimizer *optimiz
 // --- after the step ------------------------------------------------------------------------------
 
 // Sums the squares of (replica - master) and of (bf16(master) - master) over this rank's ranges,
-// except those of tensors that another rank counts.
+// except ranges of tensors that another rank counts.
 static void replica_squares(const Base *base, const Optimizer *optimizer, const Weights *weights,
                             double squares[2]) {
     for (int i = 0; i < base->range_count; i++) {

@@ -171,8 +171,8 @@ static bool lengths_fit(const Zero *zero, Error *err) {
         int64_t most = layout_lossless(&layout->bucket[b]).most;
         if (most <= UINT32_MAX) continue;
         return usage_error(err,
-                           "lossless weights of bucket %d may take %lld bytes, more than the 2^32 of a "
-                           "payload; lower --ddp-bucket-size, or train with more data-parallel ranks",
+                           "lossless weights of bucket %d may take %lld bytes, but payloads are limited to "
+                           "2^32 bytes; lower --ddp-bucket-size, or train with more data-parallel ranks",
                            b, (long long)most);
     }
     return true;
