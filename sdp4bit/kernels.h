@@ -161,7 +161,7 @@ typedef struct UpdateShard {
     int rank;
     Bucket bucket;
     SegmentTable table;
-    const float *matrix_grads, *tail_grads;  // (matrix_per_rank), (tail_per_rank) reduced
+    const float *matrix_grads, *tail_grads;  // reduced: (matrix_per_rank), (tail_per_rank)
     const floatX *matrix_weights;            // (matrix_per_rank) model weights, if difference
     float *master, *exp_avg, *exp_avg_sq;    // (matrix_per_rank + tail_per_rank)
     Codec codec;

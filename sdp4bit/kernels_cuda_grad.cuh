@@ -153,8 +153,8 @@ DEV_FN void sum_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> at,
     while (BATCH > 1 && left > 0) left -= add_sources<S, CODEC, 1, false>(acc, at, stride);
 }
 
-// Sums a tile. To avoid branches, missing runs read the first run of the tile. In a block's tile
-// they are then set to 0; in a warp's tile they do not affect other groups.
+// Sums a tile. To avoid branches, runs past its last element read its first run. Block tiles then
+// set them to 0; warp tiles need not, because these values never reach another group.
 template <class S, Codec CODEC>
 DEV_FN void sum_tile(float (&acc)[S::RUNS][S::RUN], const Received &r, int64_t tile, int elements) {
     SourceCursor<S::RUNS> at;

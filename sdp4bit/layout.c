@@ -69,7 +69,7 @@ typedef struct Placing {
     const LayoutTensor *tensors;
     const int64_t *logical;
     int bucket;
-    int *next;  // segment
+    int *next;  // next free entry of layout->segments
 } Placing;
 
 // Places a bucket's matrices or 1-D tensors, either the counted or the uncounted ones, in order

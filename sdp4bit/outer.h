@@ -46,7 +46,7 @@ typedef struct OuterStep {
     Stream *stream;  // all work is issued here
 } OuterStep;
 
-// Replaces `gradient` by its mean over the replica groups. gradient: (matrix_elements +
+// Replaces `gradient` with its mean over the replica groups. gradient: (matrix_elements +
 // tail_elements) of shard[b]. No-op with one replica group.
 void outer_exchange(const OuterStep *step, int b, float *gradient);
 

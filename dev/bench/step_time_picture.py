@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from plotting import COLORS, STYLE
 
 MODEL, MICRO_BATCH = "1.3b", 8
-NETWORKS = {"10": "10 Gb/s a node", "25": "25 Gb/s", "sockets": "77 Gb/s", "inside": "one node, NVLink"}
+NETWORKS = {"10": "10 Gb/s per node", "25": "25 Gb/s", "sockets": "77 Gb/s", "inside": "one node, NVLink"}
 PRESETS = {"bf16": ("bf16 gradients", COLORS[0]), "sdp4bit": ("SDP4Bit", COLORS[1])}
 WIDTH, BARS_FROM, BARS_TO = 960, 300, 860  # pixels
 TOP, BAR, BETWEEN_NETWORKS = 92, 22, 20

@@ -76,7 +76,7 @@ static bool agreed(Bench *bench, bool ok) {
     return false;
 }
 
-// Replaces each of ms (count) by its maximum over the ranks.
+// Replaces each of ms (count) with its maximum over the ranks.
 static void slowest(const Bench *bench, double *ms, int count) {
     peers_all_reduce(everyone(bench), ms, count, MPI_DOUBLE, MPI_MAX);
 }

@@ -5,7 +5,7 @@
 
 #define COUNT_OF(list) ((int)(sizeof(list) / sizeof(list)[0]))
 
-// Macros for table rows. MEANT: affects only training, so a checkpoint may have another value.
+// Macros for table rows. MEANT: affects only training, so a checkpoint may have a different value.
 // REAL: written with a decimal point.
 #define BLOCK(its_argument, its_value) \
     { .argument = its_argument, .value = its_value }

@@ -9,7 +9,7 @@ LLMC_BEGIN
 // A flag with a fixed value in this family, as in a checkpoint's arguments.
 typedef struct HfBlock {
     const char *argument, *value;
-    bool of_training;  // affects only training: a checkpoint may have another value
+    bool of_training;  // affects only training: a checkpoint may have a different value
 } HfBlock;
 
 // A key of config.json ("rope_parameters.rope_theta": a nested member) that maps to a flag.

@@ -7,7 +7,7 @@
 
 // --- Construction -------------------------------------------------------------------------------
 
-// Replaces the layer number by "*" and returns it in *layer: "encoder.layers.3.mlp" becomes
+// Replaces the layer number with "*" and returns it in *layer: "encoder.layers.3.mlp" becomes
 // "encoder.layers.*.mlp".
 static void pattern_of(const char *name, char pattern[96], int *layer) {
     static const char begin[] = "encoder.layers.";

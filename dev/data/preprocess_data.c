@@ -180,7 +180,8 @@ static const char *advice_for(const char *line, size_t bytes) {
                                  : "fix or remove the line";
 }
 
-// Returns false and sets block->why if the line has no text. Skips blank lines.
+// Returns false and sets block->why if the line is not valid JSON or has no string under job->key.
+// Skips blank lines.
 static bool add_json_line(const Job *job, Block *block, Encoder *encoder, JsonText *json, const char *line,
                           size_t bytes) {
     JsonlText found;
@@ -354,7 +355,7 @@ static void print_totals(const Totals *t, const char *prefix, int dtype) {
             prefix, t->documents, t->empty, t->tokens, shard_dtype_size(dtype), (double)t->bytes / 1e6,
             seconds_since(t->start), (double)t->bytes / 1e6 / seconds_since(t->start));
     if (t->replaced) {
-        fprintf(stderr, "Replaced %" PRId64 " invalid UTF-8 sequences or lone surrogates by U+FFFD.\n",
+        fprintf(stderr, "Replaced %" PRId64 " invalid UTF-8 sequences or lone surrogates with U+FFFD.\n",
                 t->replaced);
     }
 }

@@ -83,14 +83,14 @@ const char *slice_kind_dtype(SliceKind kind);
 // "|<first>+<count>" if the block is not the whole tensor, and by "|node <node>" for per-node
 // kinds.
 char *slice_name(const Tensor *tensor, SliceKind kind, int64_t lo, Columns block, int node);
-// Normalizes a block: replaces count 0 by the number of columns.
+// Normalizes a block: replaces count 0 with the number of columns.
 Columns slice_block(const Tensor *tensor, Columns columns);
 // Returns true if the block lies within the tensor and [lo, hi) within the block; lo = hi is
 // allowed.
 bool slice_fits(const Tensor *tensor, Columns block, int64_t lo, int64_t hi);
 
-// One entry of "files" (malloc'ed, *bytes long): directory, name, size, hash and the file->count
-// slices in the order of their data.
+// Returns one entry of "files" as JSON text (malloc'ed, *bytes long): directory, name, size, hash,
+// and the file->count slices in the order in which the file stores them.
 char *manifest_file_entry(const Tensor *tensors, const ManifestFile *file, const ManifestSlice *slices,
                           size_t *bytes);
 // Run-level contents of a manifest.

@@ -260,8 +260,8 @@ static bool parse(Lineage *l, const char *text, uint64_t bytes) {
         }
         bool number = p > digits && p - digits <= LINEAGE_DIGITS && (p == end || *p == '\n');
         if (!number || (l->count > 0 && iteration <= l->iterations[l->count - 1])) {
-            snprintf(l->damage, sizeof l->damage, "line %d is not an iteration above the previous one",
-                     l->count + 1);
+            snprintf(l->damage, sizeof l->damage,
+                     "line %d is not an iteration number greater than the previous one", l->count + 1);
             return false;
         }
         append(l, iteration);

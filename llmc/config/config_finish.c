@@ -68,7 +68,7 @@ static bool finish_batch(Config *c, Error *err) {
     if (c->global_batch_size % unit) {
         return usage_error(err,
                            "--global-batch-size %d is not divisible by --micro-batch-size %d x data-parallel "
-                           "size %d = %lld; choose a multiple of %lld or another number of ranks",
+                           "size %d = %lld; choose a multiple of %lld or a different number of ranks",
                            c->global_batch_size, c->micro_batch_size, c->dp_size, (long long)unit,
                            (long long)unit);
     }

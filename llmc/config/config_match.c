@@ -191,10 +191,10 @@ static bool match(Config *config, const cJSON *saved, const cJSON *now, char *no
     Difference d;
     int at = 0;
     while (next_difference(saved, now, DATA, &at, &d)) {
-        options_note(
-            notes, notes_bytes,
-            "%s was %s in the checkpoint and is now %s, so training continues with the data in another order",
-            d.key, d.was, d.is);
+        options_note(notes, notes_bytes,
+                     "%s was %s in the checkpoint and is now %s, so training continues with the data in a "
+                     "different order",
+                     d.key, d.was, d.is);
     }
     return true;
 }

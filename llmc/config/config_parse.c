@@ -18,7 +18,7 @@ static void take_words(Words *words, const DataWords *read) {
     words->count = read->count;
 }
 
-// Replaces the shard lists by the lists in --data-args-path and --per-split-data-args-path.
+// Replaces the shard lists with the lists in --data-args-path and --per-split-data-args-path.
 static bool read_data_args(Config *c, Error *err) {
     if (c->mock_data) return true;
     bool per_split = c->train_data_path.count + c->valid_data_path.count + c->test_data_path.count > 0;

@@ -58,7 +58,7 @@ typedef struct Option {
     const char *help;
 } Option;
 
-// Copies argv[1..argc) into *words (count in *count). Replaces each "@file" by the words of that
+// Copies argv[1..argc) into *words (count in *count). Replaces each "@file" with the words of that
 // file:
 // - Words are separated by white space. "#" at the start of a word begins a comment.
 // - Quotes and backslashes work as in a shell. A backslash at the end of a line joins lines.

@@ -76,7 +76,7 @@ static float row_dot(const float *x, const float *y, int n) {
     return join_lanes(lane);
 }
 
-// Replaces the scores of query t by its probabilities before dropout, which are 0 for masked keys.
+// Replaces the scores of query t with probabilities before dropout, which are 0 for masked keys.
 // scores: keys key_begin .. key_end - 1. Returns the log-sum-exp of the row.
 static float softmax_row(float *scores, const AttentionHead *h, Block block, int t) {
     int begin = first_key(h, t) - block.key_begin, end = t + 1 - block.key_begin;

@@ -22,7 +22,7 @@ static float round_and_max(float *logits, int columns) {
     return max_of_lanes(lane);
 }
 
-// Replaces logits by exp(logit - max) and returns their sum.
+// Replaces logits with exp(logit - max) and returns their sum.
 static float exponentiate(float *logits, float max, int columns) {
     float lane[LANES] = {0};
     EACH_LANE(columns, {
@@ -125,7 +125,7 @@ static HeadStatistics join_ranks(const HeadStatistics *all, int ranks, int64_t r
     return row;
 }
 
-// Replaces e^(logit - max) by dlogits = weight * (softmax - onehot), rounded to floatX. scale:
+// Replaces e^(logit - max) with dlogits = weight * (softmax - onehot), rounded to floatX. scale:
 // converts the exponentials to probabilities.
 static void dlogits_row(float *logits, int columns, int target, float weight, float scale) {
     float at_target = target < 0 ? 0.0f : logits[target] * scale - 1.0f;

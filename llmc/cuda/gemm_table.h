@@ -1,4 +1,4 @@
-// Shapes for which another result of cuBLASLt's heuristic runs faster than the first one. Generated
+// Shapes for which a later result of cuBLASLt's heuristic is faster than the first. Generated
 // by dev/bench/gemm_search.cu on an H200 and confirmed in a trace of the step
 // (dev/bench/kernel_trace.c). A row for "dx through GELU" also makes linear.cu fuse GELU' into the
 // GEMM; otherwise GELU' is a separate pass. The table is used only with this library version and

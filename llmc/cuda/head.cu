@@ -1,5 +1,5 @@
 // LM head and loss on GPUs, in chunks of rows: see ops.h. A GEMM computes the logits of a chunk. A
-// kernel computes the losses and replaces the logits by their gradient. Two GEMMs compute dx and
+// kernel computes the losses and replaces the logits with their gradient. Two GEMMs compute dx and
 // dwte.
 #include <assert.h>
 
@@ -108,7 +108,7 @@ static __device__ __forceinline__ OnlineSum sum_columns(const floatX *row, int v
     return block_join(own);
 }
 
-// Second half: replaces logits by dlogits, using the sum over the columns of all ranks.
+// Second half: replaces logits with dlogits, using the sum over the columns of all ranks.
 template <bool KEEP>
 static __device__ __forceinline__ void write_gradient(const Chunk &a, floatX *row, int vectors, OnlineSum sum,
                                                       const uint4 *kept) {

@@ -31,7 +31,7 @@ static __device__ __forceinline__ HeadPlace head_place(const HeadVectors &a, int
     return p;
 }
 
-// Replaces x by (x - mean) / deviation and returns 1 / deviation. Computes the variance from
+// Replaces x with (x - mean) / deviation and returns 1 / deviation. Computes the variance from
 // differences from the mean, which is accurate even if the mean is large.
 template <int L>
 static __device__ __forceinline__ float normalize(const HeadVectors &a, bool here, float x[PACKED]) {

@@ -88,7 +88,7 @@ bool check_ends(const Shard *shard, const LoaderOptions *options, int64_t most, 
     if (!out) return true;
     fprintf(out,
             " > WARNING: every sampled sequence of %s ends with id %d instead of %d, this vocabulary's EOD; "
-            "--append-eod may have been omitted, or the shard was made with another vocabulary\n",
+            "--append-eod may have been omitted, or the shard was made with a different vocabulary\n",
             shard->prefix, e.last, options->eod);
     return true;
 }

@@ -19,7 +19,7 @@ typedef struct LoaderOptions {
     int seq_length;
     int vocab_size;  // ids must be below this (unpadded size)
     int eod;         // -1: none. Required by the three flags below; mock data uses 0
-    bool known_ids;  // the vocabulary is GPT-2's; refuse shards of another vocabulary
+    bool known_ids;  // the vocabulary is GPT-2's; refuse shards of a different vocabulary
     bool eod_mask_loss, reset_position_ids, reset_attention_mask;
     uint32_t seed, eval_seed;  // shuffle seed of training samples | of the other splits, 0: same as seed
     int micro_batch_size;      // B

@@ -22,15 +22,15 @@ OwnDevice devices_choose(Peers host, const Mesh *mesh, bool emulated_nodes);
 // Returns the number of ranks that share the memory this rank allocates from.
 int devices_memory_sharers(const OwnDevice *own);
 
-// First case: lets ranks share devices. The number of devices of the host must divide the ranks per
-// node, or the other way around. Otherwise changes nothing, and device_open reports the error.
+// Lets ranks of emulated nodes share devices if the host has too few. The device count must divide
+// the ranks per node, or vice versa; otherwise nothing changes, and device_open reports the error.
 void devices_share(OwnDevice *own, const Mesh *mesh, int devices, bool emulated_nodes);
 // The devices that a rank sees. srun --gpus-per-task=1 or CUDA_VISIBLE_DEVICES may hide others.
 typedef struct VisibleDevices {
     int count;
     char first[32];  // device_identity of device 0; empty: unknown
 } VisibleDevices;
-// Second case: if every rank of this host sees exactly one device and all these devices differ,
+// If every rank of this host sees exactly one device and all these devices differ,
 // each rank takes its device. of_rank: (host_ranks).
 void devices_take_visible(OwnDevice *own, const VisibleDevices *of_rank);
 

@@ -18,8 +18,8 @@ typedef struct Stop {
 // Lets stop_poll receive SIGTERM, SIGUSR1 and SIGINT: blocks them in this thread and the threads it
 // starts, and installs a handler for existing threads. Call before MPI starts its threads.
 void stop_catch_signals(void);
-// Ignores the launcher's SIGCONT from now on, so that a slow save is not mistaken for a lost node.
-// Call after a poll has reported a signal. Collective over the world.
+// Stops treating SIGCONT as a sign that mpirun is ending the job (node_failure.h), so that a slow
+// save after a signal is not mistaken for a lost node. Collective over the world.
 void stop_ignore_launcher_signal(Peers world);
 // Combines the reasons of all ranks. own: this rank's reason other than a signal. Collective.
 void stop_poll(Stop *stop, StopReason own, Peers world);

@@ -121,14 +121,14 @@ int64_t run_eval_iters(const Run *run, int split) {
     return loader_samples(run->loader, split) / c->global_batch_size;
 }
 
-// Logs a note if the split has another number of samples than in the checkpoint.
+// Logs a note if the split has a different number of samples than in the checkpoint.
 static void compare_split(Run *run, int split) {
     int64_t samples = loader_samples(run->loader, split), before = run->split_samples[split];
     if (!samples) return;
     if (before && samples != before) {
         log_line(run->log,
                  "the %s split has %lld samples, but %lld in the checkpoint, so training continues with the "
-                 "data in another order",
+                 "data in a different order",
                  split_name(split), (long long)samples, (long long)before);
     }
     run->split_samples[split] = samples;

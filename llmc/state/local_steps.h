@@ -77,7 +77,8 @@ void outer_begin_group(const Base *base, const Outer *outer, const Optimizer *op
 // Restores `applies` of all buckets for a checkpoint of `step`. Outer steps after `applied_at`
 // (RunState.outer_applied_at) must still be applied to the master weights.
 void outer_resume_group(const Base *base, Outer *outer, int64_t step, int64_t applied_at);
-// Replaces the model weights by the outer weights, or restores them. Streams must be idle.
+// on: replaces the model weights with the outer weights; otherwise restores them. All streams must
+// be idle.
 void outer_use(const Base *base, Outer *outer, const Optimizer *optimizer, Weights *weights, bool on);
 
 LLMC_END

@@ -91,9 +91,10 @@ alone() { # a warning on one rank, which has no peer, and none on two ranks
 check "--verify-wire on one rank is reported" alone
 ends_in_warmup() { # succeeds if only the run with the longer warm-up warns
     local warning='^WARNING: the run ends before its learning-rate warm-up does'
-    trains 1 --train-iters 2 --lr-decay-iters 100 --lr-warmup-iters 1 && ! grep -q "$warning" "$work/out" &&
-        trains 1 --train-iters 2 --lr-decay-iters 100 --lr-warmup-iters 10 && grep -q "$warning" "$work/out" ||
-        { say "no warning, or one too many"; return 1; }
+    trains 1 --train-iters 2 --lr-decay-iters 100 --lr-warmup-iters 1 || return 1
+    ! grep "$warning" "$work/out" || { why="a run whose warm-up ends warns"; return 1; }
+    trains 1 --train-iters 2 --lr-decay-iters 100 --lr-warmup-iters 10 || return 1
+    grep -q "$warning" "$work/out" || { why="no warning"; return 1; }
 }
 check "a run that ends before its warm-up does" ends_in_warmup
 check "--hadamard-transform alone is reported" noted "--hadamard-transform" --hadamard-transform

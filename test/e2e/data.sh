@@ -57,7 +57,7 @@ inspects_without_lr() {
 }
 check "--inspect-data without --lr" inspects_without_lr
 
-# --- a shard of byte tokens, read with another vocabulary in which all its ids are valid ---
+# --- a shard of byte tokens, read with a different vocabulary in which all its ids are valid ---
 bpe=(--tokenizer-type GPT2BPETokenizer --vocab-file test/golden/tokenizer/vocab.json \
     --merge-file test/golden/tokenizer/merges.txt)
 check "byte tokens, BPE vocabulary" refused 5 "its documents end with id 256, which occurs nowhere else" 2 \

@@ -105,7 +105,7 @@ check "two nodes of 1 rank, other buckets: kept" taken yes 2 "${run[@]}" --gpus-
     --ddp-bucket-size 10000
 check "another bit width: kept" taken yes 4 "${run[@]}" --gpus-per-node 2 "${two_bits[@]}" \
     --gradient-quantization-bits-inter 4
-check "another number of nodes: starts at 0" taken no 4 "${run[@]}" --gpus-per-node 1 "${two_bits[@]}"
+check "a different number of nodes: starts at 0" taken no 4 "${run[@]}" --gpus-per-node 1 "${two_bits[@]}"
 check "another transform: starts at 0" taken no 4 "${run[@]}" --gpus-per-node 2 "${four_bits[@]}"
 check "other tensor parallelism: starts at 0" taken no 4 "${run[@]}" --gpus-per-node 2 \
     --tensor-model-parallel-size 2 \

@@ -143,7 +143,7 @@ base_run_exists() {
     base_run 6,12 || { say "exit code $?"; return 1; }
     grep -q '"points": {"6":"[0-9a-f]*","12":"[0-9a-f]*"}' "$work/study/125m-branches/trunk.json" ||
         { why="$(cat "$work/out")"; return 1; }
-    base_run 6,12 && grep -qx 'the base run exists' "$work/out"
+    base_run 6,12 && grep -qx 'the base run already has all points; nothing to do' "$work/out"
 }
 check "a base run is created once" base_run_exists
 begun() { # SIGTERM before the first point; the base run's settings are already recorded
@@ -260,7 +260,7 @@ again() { # the checkpoints are deleted; recreated ones are identical
     rm -r "$work/study/raw/125m-branches/trunk.checkpoints"
     rc=0
     forks tlq 0 || rc=$?
-    error_names 5 "is missing or belongs to another base run" $rc || return 1
+    error_names 5 "is missing or belongs to a different base run" $rc || return 1
     base_run 6,12 && forks tlq 0 || { say "exit code $?"; return 1; }
     grep -q '^tlq from 12 over 8, data 0: validation loss' "$work/out"
 }

@@ -40,7 +40,7 @@ check "pipeline stages: 50 steps and the checkpoint are bitwise identical" stage
 check "the same with full recomputation" stages_change_no_bit --recompute-granularity full
 
 # If a pipeline has several micro-batches in flight, the additions to the word embedding's gradient
-# happen in another order, so losses differ slightly.
+# happen in a different order, so losses differ slightly.
 close_losses() { # A B PART: maximum relative difference of each loss
     [ "$(field "$1" loss | wc -l)" -gt 5 ] || { why="too few losses"; return 1; }
     paste -d ' ' <(field "$1" loss) <(field "$2" loss) | awk -v part="$3" \

@@ -10,7 +10,7 @@ data=$work/text_text_document
 folder=$work/save
 run=(2 --gpus-per-node 1 --num-layers 1 --train-iters 30 --lr-decay-iters 30 --log-interval 10
     --save-interval 10 --keep-last-checkpoints 2 --save "$folder")
-there() { # ITERATIONS...: checks that exactly these checkpoints exist, of any run
+there() { # ITERATIONS...: checks that exactly these checkpoints exist, whichever run wrote them
     local wanted
     wanted=$(printf 'iter_%07d\n' "$@")
     [ "$(find "$folder" -maxdepth 1 -name 'iter_*' -printf '%f\n' | sort)" = "$wanted" ] ||

@@ -139,7 +139,7 @@ another_model() { # FLAG FLAGS...: the checkpoint is refused, naming the flag
 }
 check "another rotary base is refused" another_model rotary_base --rotary-base 500
 check "scaled rotary positions are refused" another_model use_rope_scaling --use-rope-scaling
-check "another number of query groups is refused" another_model num_query_groups --num-query-groups 4
+check "a different number of query groups is refused" another_model num_query_groups --num-query-groups 4
 check "query/key norms are refused" another_model qk_layernorm --qk-layernorm
 check "learned positions are refused" another_model position_embedding_type \
     --position-embedding-type learned_absolute

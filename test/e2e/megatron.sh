@@ -30,7 +30,7 @@ continues() {
     [ "$(grep -c 'lm loss: [0-9]' "$work/out")" -eq 3 ]
 }
 check "training continues from torch_dist, with master weights" continues dist 1
-check "the same with another layout" continues dist 2 --finetune --tensor-model-parallel-size 2
+check "the same with a different layout" continues dist 2 --finetune --tensor-model-parallel-size 2
 check "training continues from one file per rank" continues legacy 2 --finetune \
     --pipeline-model-parallel-size 2
 

@@ -67,7 +67,7 @@ fewer() { # 20 evaluations of 64 samples each, then 40 of 8
 check "a smaller batch after larger evaluations" fewer
 
 # --- the order of the data ---
-order="training continues with the data in another order"
+order="training continues with the data in a different order"
 whole=(--train-iters 40 --global-batch-size 64 --lr-decay-style constant --lr-decay-iters 1000
     --lr-warmup-iters 0 --min-lr 0)
 logged whole 2 "${whole[@]}" --save "$work/whole" --save-interval 20 ||
@@ -78,13 +78,13 @@ as_it_was() { logged as_it_was 2 "${whole[@]}" --load "$work/as_it_was" && silen
 check "an unchanged run prints no notice about the order of the data" as_it_was
 longer() { logged longer 2 "${whole[@]}" --train-iters 80 --load "$work/as_it_was" && says "$order" &&
     ! same_training whole longer 20 && why=; }
-check "a longer run reads the data in another order, and says so" longer
-more_evaluations() { # another number of validation samples and therefore of epochs
+check "a longer run reads the data in a different order, and says so" longer
+more_evaluations() { # a different number of validation samples and therefore of epochs
     trains 2 "${whole[@]}" --load "$work/as_it_was" && silent "the validation split" || return 1
     trains 2 "${whole[@]}" --eval-interval 2 --eval-iters 20 --load "$work/as_it_was" &&
         says "the validation split has" && silent "the training split has"
 }
-check "more evaluations read the validation data in another order, and say so" more_evaluations
+check "more evaluations read the validation data in a different order, and say so" more_evaluations
 lasts() { # 60 iterations of 64 samples, then 540 of 8
     trains 2 "${whole[@]}" --train-iters 60 --save "$work/lasts" --save-interval 60 --eval-iters 0 &&
         logged lasts 2 "${whole[@]}" --train-iters 600 --global-batch-size 8 --load "$work/lasts" \

@@ -152,7 +152,7 @@ check "another batch size with --use-checkpoint-opt_param-scheduler" adopted
 other_data() {
     logged other_data 4 "${half[@]}" "${sdp[@]}" --load "$work/half" --data-path "$work/other_text_document" \
         || return 1
-    grep -q 'data_path was .*, so training continues with the data in another order' "$work/out" &&
+    grep -q 'data_path was .*, so training continues with the data in a different order' "$work/out" &&
         [ "$(field other_data consumed_samples | head -n 1)" = "9 72" ] ||
         { why="no note, or $(field other_data consumed_samples | head -n 1)"; return 1; }
 }

@@ -81,7 +81,7 @@ cp "$work/text_text_document.idx" "$work/copy.idx"
 check "the same data at another path" same "$d" "--data-path $work/copy"
 check "other data" differ 5 "$work/other_text_document differs from rank 0's copy" "$d" \
     "--data-path $work/other_text_document"
-check "data with another size" differ 5 "$work/short_text_document differs from rank 0's copy" "$d" \
+check "data with a different size" differ 5 "$work/short_text_document differs from rank 0's copy" "$d" \
     "--data-path $work/short_text_document"
 check "more shards" differ 2 "--data-path is" "$d" "--data-path 1 $data 1 $work/copy"
 check "other weights" differ 5 "text_text_document differs from rank 0's copy" "--data-path 1 $data 1 $work/copy" \

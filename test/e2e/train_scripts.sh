@@ -111,7 +111,7 @@ printf 'node0%d slots=4\n' 1 2 3 4 >"$work/hosts-four"
 speed="micro-batch-size=1 mock-data=on log-interval=1 exit-interval=200 save= load="
 check "speed run: separate log directory" expands 125m "DEVICE=cpu SPEED=1 PRESET=qwd" \
     "log-jsonl=runs/125m-qwd-speed/log.jsonl tensorboard-dir=runs/125m-qwd-speed/tensorboard"
-check "speed run: LOG_DIR replaces it" expands 125m "DEVICE=cpu SPEED=1 LOG_DIR=l" "log-jsonl=l/log.jsonl"
+check "speed run: LOG_DIR replaces the separate log directory" expands 125m "DEVICE=cpu SPEED=1 LOG_DIR=l" "log-jsonl=l/log.jsonl"
 check "speed run" expands 1.3b "DEVICE=cpu SPEED=1 RANKS=16 CHECKPOINT_PATH=c" \
     "$speed global-batch-size=16 gradient-alltoall-pipeline="
 check "speed run, quantized gradients" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 PRESET=sdp4bit" \
@@ -236,7 +236,7 @@ check "srun without PMIx" refuses 3 "srun --mpi=pmix" "$cpu SLURM_STEP_NUM_TASKS
 others_are_silent() {
     # shellcheck disable=SC2086 # split on purpose
     env $cpu SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=3 scripts/train_125m.sh >"$work/out" 2>"$work/err" </dev/null
-    [ $? = 3 ] && [ ! -s "$work/err" ] || say "task 3 printed a message or has another exit code"
+    [ $? = 3 ] && [ ! -s "$work/err" ] || say "task 3 printed a message or has a different exit code"
 }
 check "srun without PMIx: the other tasks are silent" others_are_silent
 check "a program that is not built" refuses 3 "run make cpu" "$cpu BUILD=$work/nowhere" 125m

@@ -148,7 +148,7 @@ first_task() { task SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 "$@"; error_names 3 "s
     [ "$(wc -l <"$work/err")" -eq 1 ] || say "expected one line"; }
 other_task() {
     task SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=1 "$@"
-    [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "task 1 printed a message or has another exit code"
+    [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "task 1 printed a message or has a different exit code"
 }
 check "a task of srun that MPI does not recognize" first_task SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_STEPID=0
 check "a task of srun that MPI starts as a single rank" first_task PMI_RANK=0
@@ -163,7 +163,7 @@ alone() { # TEXT VARIABLES...
 }
 silent() {
     task "$@"
-    [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "process 1 printed a message or has another exit code"
+    [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "process 1 printed a message or has a different exit code"
 }
 check "a process of torchrun" alone "torchrun started 4 processes" TORCHELASTIC_RUN_ID=none WORLD_SIZE=4 \
     RANK=0

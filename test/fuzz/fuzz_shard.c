@@ -9,7 +9,7 @@
 
 enum { MARK_BYTES = 8, MOST_SAMPLES = 32 };
 
-// Replaces mappings by heap memory. A mapping extends to the end of its last page, which would hide
+// Replaces mappings with heap memory. A mapping extends to the end of its last page, which may hide
 // reads past the end of the file. The linker redirects the calls of shard.c to here (--wrap).
 void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
 int __real_munmap(void *at, size_t bytes);

@@ -653,7 +653,7 @@ static void case_groups(Dump *d, int B, int T, int NH, int groups, int HD, int d
     op_attention_backward(lab->stream, &a);
     dump_x(d, "out", out, out_size, 't');
     dump_x(d, "dqkv", dqkv, qkv_size, 't');
-    a.by_kind = true;  // reads the same memory as another layout
+    a.by_kind = true;  // reads the same memory as a different layout
     if (groups) {
         op_attention_forward(lab->stream, &a);
         op_attention_backward(lab->stream, &a);

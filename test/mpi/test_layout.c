@@ -4,7 +4,7 @@
 //   - In the fp32 build (PRECISION=fp32) they differ only by rounding; see tolerance().
 //   - Values that several ranks hold are bitwise identical.
 //   - On CPU ranks pipeline stages change no bit, except in the gradients of the word embeddings,
-//     which are summed over micro-batches in another order. For GPUs see tolerance().
+//     which are summed over micro-batches in a different order. For GPUs see tolerance().
 //
 // Built for both backends: build/test/gpu/test_layout runs on GPUs.
 //

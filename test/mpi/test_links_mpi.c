@@ -76,7 +76,7 @@ static bool right(const Ring *ring, Messages m, int d, int i) {
     return bytes == LARGE || m[d][i][bytes] == 0;
 }
 
-// Posts all receives before any send, and completes them in another order.
+// Posts all receives before any send, and completes them in a different order.
 static bool test_expected_ahead(Ring *ring, Messages out, Messages in) {
     bool ok = true;
     for (int i = 0; i < MESSAGES; i++) {

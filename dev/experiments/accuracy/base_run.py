@@ -124,7 +124,7 @@ def train_base_run(options):
                             "or --name, or remove the file and the base run's checkpoints")
     gone = lost(options, known, points)
     if not gone and {str(p) for p in points} <= set(known["points"]):
-        print("the base run exists", flush=True)
+        print("the base run already has all points; nothing to do", flush=True)
         return 0
     write_records(description_path(options), known)
     if gone and gone[0] <= newest(saves_folder(options)):  # a run resumes only from the newest one

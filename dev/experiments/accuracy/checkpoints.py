@@ -1,7 +1,7 @@
 """Checkpoints of the base run: fingerprints, and the starting checkpoint of each fork. Called by
 base_run.py and forks.py.
 
-A fork loads a copy of a checkpoint with another number of consumed samples, which determines where in
+A fork loads a copy of a checkpoint with a different number of consumed samples, which determines where in
 the training data the fork begins. The copy consists of a modified manifest and symbolic links to the
 files of the base run.
 """

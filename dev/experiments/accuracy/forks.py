@@ -134,7 +134,7 @@ def check(options, base):
         raise StudyError(5, f"{options.data} is not the corpus that the base run used")
     if fingerprint(saves_folder(options), options.point) != base["points"][str(options.point)]:
         raise StudyError(5, f"the checkpoint of iteration {options.point} in {saves_folder(options)} is "
-                            "missing or belongs to another base run; run `study base` again")
+                            "missing or belongs to a different base run; run `study base` again")
 
 
 def train_forks(options):

@@ -33,7 +33,7 @@ def read_forks(folders):
                 first = base_runs.setdefault(name, (path, settings.get(name)))
                 if first[1] != settings.get(name):
                     raise StudyError(5, f"{first[0]} and {path} differ in their {name}; "
-                                        "make a separate report of each")
+                                        "make a separate report for each")
             group = (settings["point"], settings["iterations"])
             first = comparable.setdefault(group, (path, settings))
             if first[1] != settings:

@@ -84,6 +84,6 @@ def read_results(folders):
                 raise StudyError(5, f"two results of {preset} seed {seed} with different losses; keep one")
             seeds[seed] = result
     if "baseline" not in found:
-        raise StudyError(5, f"no result of the baseline in {', '.join(folders)}; run it first")
+        raise StudyError(5, f"no baseline result in {', '.join(folders)}; run the baseline first")
     order = [*PRESETS, *sorted(set(found) - set(PRESETS))]
     return {preset: found[preset] for preset in order if preset in found}

@@ -47,7 +47,7 @@ static void write_bytes(const char *path, const void *data, size_t bytes) {
 }
 static void write_text(const char *path, const char *text) { write_bytes(path, text, strlen(text)); }
 
-// Replaces a file by a pipe.
+// Replaces a file with a pipe.
 static void put_pipe(const char *path) {
     unlink(path);
     assert_int_equal(mkfifo(path, 0666), 0);

@@ -40,7 +40,7 @@ static void damaged_manifest(void **state) {
     free(text);
 }
 
-// Replaces the first `from` in the manifest by `to` and updates the hash.
+// Replaces the first `from` in the manifest with `to` and updates the hash.
 static void edit_manifest(const char *path, const char *original, size_t bytes, const char *from,
                           const char *to) {
     enum { TAIL = 29 };  // "xxh3": "0123456789abcdef"\n}\n
@@ -254,7 +254,7 @@ static void manifest_without_columns(void **state) {
     free(text);
 }
 
-// Kinds are found by name, because older programs had fewer kinds in another order.
+// Kinds are found by name, because older programs had fewer kinds in a different order.
 static void kinds_by_name(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};

@@ -777,7 +777,7 @@ static void checkpoints_must_match(void **state) {
     assert_string_equal(
         run.notes,
         "seed was 1234 in the checkpoint and is now 5, so training continues with the data in "
-        "another order\n");
+        "a different order\n");
     config_free(&run.config);
     assert_false(resume(&run,
                         SMALL "--weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 1",
@@ -799,7 +799,7 @@ static void every_model_flag_must_match(void **state) {
         if (!(table[i].roles & (MODEL | LOADED))) fail_msg("--%s is neither MODEL nor LOADED", table[i].name);
         cJSON *other = json_parse_object(json, strlen(json));
         option_key(&table[i], key);
-        cJSON_ReplaceItemInObjectCaseSensitive(other, key, cJSON_CreateString("another value"));
+        cJSON_ReplaceItemInObjectCaseSensitive(other, key, cJSON_CreateString("a different value"));
         char *saved = cJSON_PrintUnformatted(other);
         bool same = config_match_checkpoint(&run.config, saved, NULL, 0, &run.err);
         if (same != !(table[i].roles & MODEL)) fail_msg("--%s", table[i].name);

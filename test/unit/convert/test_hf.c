@@ -360,7 +360,7 @@ static void buffer_size_does_not_matter(void **state) { for_families(state, comp
 
 static void shards_round_trip(void **state) { compare_round((Work *)*state, true, 15000, 4); }
 
-// A folder that transformers saved has another order of tensors, but the same elements.
+// A folder that transformers saved has a different order of tensors, but the same elements.
 static void compare_golden(const Work *w) {
     HfReport report;
     HfFolder a = {0}, b = {0};

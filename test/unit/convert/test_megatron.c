@@ -236,7 +236,7 @@ static void spill(const char *folder, const char *name, const void *data, uint64
     free(path);
 }
 
-// Replaces all occurrences of a text in the file by one of the same length.
+// Replaces all occurrences of a text in the file with one of the same length.
 static void replace_text(const char *folder, const char *name, const char *from, const char *to) {
     uint64_t bytes, length = strlen(from);
     int found = 0;

@@ -115,7 +115,7 @@ for path in sorted(glob.glob("dev/bench/results/*.json") + glob.glob("dev/experi
     text = open(path).read()
     lone = re.findall(r"^\s*-?[\d.]+(?:e[-+]?\d+)?,?$", text, re.M)
     same("no line has a single number in " + path, lone, [])
-    if not path.endswith(("/codec.json", "/node_hop_4gpu.json")):  # these two have another format
+    if not path.endswith(("/codec.json", "/node_hop_4gpu.json")):  # a different format
         same("format of " + path, text == tables.records_text(json.loads(text)) + "\n", True)
 raise SystemExit(failures > 0)
 END

@@ -4,7 +4,7 @@
 
 static const Words NONE = {NULL, 0};
 
-// The run used several ranks in another layout.
+// The run used several ranks in a different layout.
 static void model_equals_the_runs(void **state) {
     Run run;
     Config model;

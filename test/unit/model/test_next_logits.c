@@ -39,7 +39,7 @@ static void expect_same(const floatX *got, const floatX *expected, int n) {
         scale = fmax(scale, fabs(e));
         worst = fmax(worst, fabs((double)floatX_to_float(got[i]) - e));
     }
-    // In bf16 another order of sums can change the rounding in every layer.
+    // In bf16 a different order of sums can change the rounding in every layer.
     double allowed = sizeof(floatX) == sizeof(float) ? 1e-5 * fmax(scale, 1) : 0x1p-6 * scale;
     if (!(worst <= allowed && scale > 0.1))
         fail_msg("%d tokens: logits differ by %g of %g, allowed %g", n, worst, scale, allowed);

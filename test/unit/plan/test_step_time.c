@@ -84,7 +84,7 @@ static void updates_in_forward_order(void **state) {
 
 static void gradients_overlap_with_backward(void **state) {
     Case c;
-    // Layer 2 is sent from 2 to 3 ms of backward. Layer 1 and the embeddings are complete at 4 and
+    // Layer 2 is sent 2 to 3 ms into backward. Layer 1 and the embeddings are complete at 4 and
     // are sent one after the other until 6.
     takes(three(&c, (BucketLoad){.grad_between = 1}), PASSES + 2);
     // Messages take 4 ms on each of two links. They end at 6, 10, 14 on the first link and at 10,

@@ -1,5 +1,5 @@
 // llmc/ranks/parallel.h: every element is processed once, ranges are aligned to chunks, and the
-// work is complete even if threads cannot be created. The linker replaces pthread_create by the
+// work is complete even if threads cannot be created. The linker replaces pthread_create with the
 // function below.
 #include <pthread.h>
 #include <setjmp.h>

@@ -180,7 +180,7 @@ static void scores_match_the_harness(void **state) {
 }
 
 // A sample's likelihood does not depend on the other rows of its batch. It may only differ by
-// rounding, because OpenBLAS may sum in another order if the batch size changes GEMM shapes.
+// rounding, because OpenBLAS may sum in a different order if the batch size changes GEMM shapes.
 static void scores_are_independent_of_the_batch(void **state) {
     char *few = scores_of_trainer("1"), *many = scores_of_trainer("3");
     char *golden_text = read_text(GOLDEN "/scores.json");

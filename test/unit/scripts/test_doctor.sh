@@ -78,9 +78,9 @@ printf '#!/bin/sh\n' >"$work/none/train_gpt" && chmod +x "$work/none/train_gpt"
 doctor 0 NCCL_HOME=/nowhere CUDNN_HOME=/nowhere CUDNN_FRONTEND=/nowhere
 says "an old driver" '^driver +too old: 550\.54 supports CUDA 12\.4, the toolkit is 13\.0;'
 says "a program that no longer finds a library" '/train_gpt +does not find libcudnn\.so\.9;'
-says "a variable that names no NCCL" '^NCCL +wrong: NCCL_HOME=/nowhere has no include/nccl\.h'
-says "a variable that names no cuDNN" '^cuDNN +wrong: CUDNN_HOME=/nowhere has no include/cudnn\.h'
-says "a variable that names no frontend" '^cudnn-frontend +wrong: CUDNN_FRONTEND=/nowhere '
+says "NCCL_HOME without NCCL" '^NCCL +wrong: NCCL_HOME=/nowhere has no include/nccl\.h'
+says "CUDNN_HOME without cuDNN" '^cuDNN +wrong: CUDNN_HOME=/nowhere has no include/cudnn\.h'
+says "CUDNN_FRONTEND without cudnn-frontend" '^cudnn-frontend +wrong: CUDNN_FRONTEND=/nowhere '
 says "what is lacking, in one line" 'cannot be built here yet; missing: NCCL, cuDNN, cudnn-frontend\.$'
 
 driver 535.1 12.2 "Tesla V100" 7.0

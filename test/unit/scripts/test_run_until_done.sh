@@ -92,7 +92,7 @@ for code in 1 2 3 4 5 6 127 128 130 143 193 255; do
 done
 check "gives up without progress" plays "7 7 7 7 7 7" 7 3
 check "gives up when progress ends" plays "7+ 7 7+ 7 7 7 7 0" 7 6
-check "75 without a checkpoint is no progress either" plays "75 75 0" 75 2 --max-without-progress 2
+check "exit code 75 without a new checkpoint does not count as progress" plays "75 75 0" 75 2 --max-without-progress 2
 check "does not give up while there is some progress" plays "7+ 7 7 7+ 7 7 0" 0 7
 check "--max-restarts limits the restarts" plays "7+ 7+ 7+ 7+ 7+ 0" 7 4 --max-restarts 3
 check "the first start is not a restart" plays "7+ 0" 7 1 --max-restarts 0

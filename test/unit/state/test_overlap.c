@@ -512,8 +512,8 @@ static void overlaps(const Recording *r, const char *first, int i, const char *s
 }
 
 // Chunk k + 1 is quantized while chunk k is sent inside the node and chunk k - 1 between nodes,
-// even if the chunks belong to different buckets, and backward continues. This also holds if
-// gradients use two slots.
+// even across buckets, and backward overlaps with these messages. AdamW, gathers, apply and the
+// next forward overlap too. The same holds for sharded gradients, which use two slots.
 static void stages_overlap_in(unsigned how, int micro_batches) {
     Shape shape = {2, 2, 3, QUANTIZED | how};
     Recording r;
