@@ -26,11 +26,11 @@ typedef struct Requests {
 
 struct Comm {
     const Site *site;
-    double limit;       // seconds; 0: wait forever
+    double limit;       // timeout in seconds; 0: wait forever
     Requests requests;  // messages of the collective in progress
     Link *links;        // open links between members of the group, in the order of opening
     uint64_t sent;
-    volatile int *lost;  // comm_may_lose; NULL: members cannot be lost
+    volatile int *lost;  // flag of comm_may_lose; NULL: members cannot be lost
 };
 
 struct Link {

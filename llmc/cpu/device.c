@@ -244,7 +244,7 @@ void stream_host_call(Stream *stream, HostWork work, const void *context, size_t
 }
 
 double event_elapsed_ms(Event *start, Event *stop) {
-    if (!start->timed || !stop->timed) {  // as on a GPU
+    if (!start->timed || !stop->timed) {  // this also fails on a GPU
         fatal(start->device->site, EXIT_ENVIRONMENT,
               "event_elapsed_ms needs events created by event_create_timed; this is a bug, please report it");
     }

@@ -27,10 +27,10 @@ struct Comm {
     bool one_way;       // this Comm belongs to a link
     bool links_alone;   // pp and embedding groups, which have links but no collectives
     Link *links;        // open links between members of the group, in the order of opening
-    bool by_messages;   // gathers are sent as one message per rank, used between nodes
+    bool by_messages;   // all-gathers send one message per rank (used between nodes)
     bool connected;     // all groups of all ranks are connected
     uint64_t sent;
-    volatile int *lost;  // comm_may_lose; NULL: members cannot be lost
+    volatile int *lost;  // flag of comm_may_lose; NULL: members cannot be lost
 };
 
 struct Link {

@@ -19,7 +19,7 @@
 
 template <int W> struct RowGroup {
     static constexpr int LANES = W * WARP;       // threads per row
-    static constexpr int ROWS = W == 1 ? 8 : 1;  // rows per block; barriers must not couple rows
+    static constexpr int ROWS = W == 1 ? 8 : 1;  // rows per block; 1 if a row needs barriers
     static constexpr int THREADS = ROWS * LANES;
 };
 

@@ -9,7 +9,7 @@ LLMC_BEGIN
 // One iteration.
 typedef struct StepReport {
     int64_t iteration, consumed_samples;
-    double learning_rate;  // of the next iteration, which Megatron-LM prints
+    double learning_rate;  // of the next iteration, as in Megatron-LM's log
     int global_batch_size;
     double loss;
     bool skipped;                            // the update was not applied
@@ -23,19 +23,19 @@ typedef struct IntervalReport {
     StepReport last;  // last iteration of the interval
     int64_t train_iters;
     int64_t iterations;        // number of iterations in the interval
-    double elapsed_ms;         // per iteration
+    double elapsed_ms;         // mean time of an iteration
     double lm_loss;            // mean over the applied steps; see report_has_loss
     int64_t skipped, nan;      // numbers of skipped and of non-finite iterations
     double tflops_per_gpu;     // by Megatron-LM's FLOPs formula
-    double mfu;                // 0..1; <= 0: peak unknown
+    double mfu;                // model FLOPs utilization, 0..1; <= 0: unknown
     double tokens_per_second;  // of all ranks; <= 0: unknown
     // Bytes per step sent by the busiest node. The first two count gradients and weights of data
     // parallelism. model_bytes counts all messages of tensor and pipeline parallelism; 0: none.
     double inter_node_bytes, intra_node_bytes, model_bytes;
-    double exposed_comm_ms;  // per step, on the rank that waited least; < 0: not measured
+    double exposed_comm_ms;  // mean of a step, on the rank that waited least; < 0: not measured
     double exposed_gradients_ms, exposed_weights_ms;  // parts of exposed_comm_ms: reductions, gathers
-    double exposed_most_ms;                           // on the rank that waited most
-    double seconds_left;                              // < 0: unknown
+    double exposed_most_ms;                           // exposed_comm_ms of the rank that waited most
+    double seconds_left;                              // until the end of the run; < 0: unknown
     double epoch;  // position in the training data, in epochs; < 0: unknown
 } IntervalReport;
 

@@ -129,7 +129,7 @@ void timer_stop(Timers *timers, Timer timer, Stream *stream) {
     if (timer_info[timer].level > timers->level) return;
     if (!r->running || r->stream != stream) {
         fatal(site_of(timers), EXIT_ENVIRONMENT, "timer %s stopped %s; this is a bug, please report it",
-              timer_name(timer), r->running ? "on another stream than it was started on" : "without a start");
+              timer_name(timer), r->running ? "on a different stream" : "without a start");
     }
     Span *span = span_at(r, r->used++);
     r->running = false;

@@ -44,7 +44,7 @@ static void add_layer(GPT *gpt, const Config *config, int l) {
     int64_t QKV = A + 2 * config_query_groups(config) * HD;
     bool halves = gpt->swiglu;
     double std = config->init_method_std;
-    double scaled = std / sqrt(2.0 * layers);  // layers that write to the residual stream
+    double scaled = std / sqrt(2.0 * layers);  // for layers that write to the residual stream
     struct {
         const char *name;
         int64_t rows, columns;

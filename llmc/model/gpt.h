@@ -127,7 +127,7 @@ typedef struct LayerActs {
 // A pipeline stage: `chunks` chunks of consecutive layers.
 typedef struct Stage {
     PipelineShape shape;
-    int layers;   // per chunk
+    int layers;   // number of layers per chunk
     bool embeds;  // the first chunk starts with the embeddings
     bool heads;   // the last chunk ends with the final norm and the LM head
 } Stage;
@@ -142,7 +142,7 @@ typedef struct Pass {
     int chunk;
     int slot, input, gradient;          // buffers of this pass (pipeline_schedule.h)
     int64_t first_sample;               // global index of the first sequence; seeds dropout
-    bool has_doc_start, has_loss_mask;  // the batch has document starts, a loss mask
+    bool has_doc_start, has_loss_mask;  // whether the batch has document starts and a loss mask
     bool training;                      // dropout is on
     bool backward;                      // the LM head also computes its gradients
     bool first, last;    // first or last micro-batch of the step. If gradients accumulate over a step

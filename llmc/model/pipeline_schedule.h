@@ -19,9 +19,9 @@ typedef struct PipelineShape {
 typedef struct PipelineAction {
     int micro_batch, chunk;
     bool backward;
-    int slot;      // activations
-    int input;     // hidden states received from the previous stage
-    int gradient;  // gradient of the chunk's output
+    int slot;      // activation slot
+    int input;     // buffer of the hidden states from the previous stage
+    int gradient;  // buffer of the gradient of the chunk's output
 } PipelineAction;
 
 // Buffers for gradients of hidden states: one used by the current backward pass, one being received

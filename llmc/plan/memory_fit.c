@@ -54,7 +54,7 @@ static bool no_setting_fits(char *text, size_t bytes, const Config *config, doub
     const char *share = shared ? "" : "--data-parallel-sharding-strategy optim_grads_params, ";
     const char *offload = config->optimizer_cpu_offload ? "" : "--optimizer-cpu-offload, ";
     snprintf(text, bytes,
-             "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks %.1f MiB; "
+             "no setting fits: --micro-batch-size 1 with --recompute-granularity full needs %.1f MiB more; "
              "try %s%s--tensor-model-parallel-size, --pipeline-model-parallel-size, more GPUs, or a smaller "
              "model",
              missing / 0x1p20, share, offload);

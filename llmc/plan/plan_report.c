@@ -120,8 +120,8 @@ static void print_layout(const StagePlan *s, FILE *out) {
     const GradFormat *grad = zero_grad_format(s->zero, true);
     fprintf(out, "data parallelism");
     print_whose(s, out);
-    fprintf(out, "  %d ranks = %d nodes x %d; groups start on multiples of %lld elements\n", plan->dp,
-            plan->options.nodes, plan->options.per_node, (long long)plan->options.alignment);
+    fprintf(out, "  %d ranks = %d nodes x %d; quantization groups start at multiples of %lld elements\n",
+            plan->dp, plan->options.nodes, plan->options.per_node, (long long)plan->options.alignment);
     long long elements = plan->arena_elements, padding = elements - plan->parameters;
     fprintf(out, "  %d buckets, %lld elements with padding (%lld of padding), ", plan->buckets, elements,
             padding);

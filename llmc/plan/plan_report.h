@@ -26,7 +26,7 @@ void plan_time_report(const Config *config, const Mesh *mesh, FILE *out);
 // Sustained rates: data-sheet figures times the efficiency that was measured on H200s (gpus.c).
 typedef struct Rates {
     double matmul;           // floating-point operations per ms in GEMMs
-    double memory;           // bytes per ms
+    double memory;           // memory bandwidth in bytes per ms
     double inside, between;  // bytes per ms that a rank sends inside its node and to other nodes
 } Rates;
 
@@ -46,7 +46,7 @@ typedef struct Preset {
     const char *flags;   // trainer flags
     const char *reason;  // short description, such as "gradients in 4 bits"
     bool bf16_gradients, eden, lossless, error_feedback;
-    int gradient_bits, weight_bits;  // bits of inter-node gradients, of weights; 0: not quantized
+    int gradient_bits, weight_bits;  // bits of inter-node gradients and weights; 0: not quantized
     int local_steps;
 } Preset;
 

@@ -24,7 +24,7 @@ typedef struct BucketLoad {
     double weight_between, weight_inside;    // gather after the update: between nodes, then inside
     bool gathered;                           // forward and backward gather the weights (ZeRO-3)
     double forward_gather, backward_gather;  // one of these gathers, over both links
-    double update;                           // optimizer
+    double update;                           // optimizer step
     double exchange;                         // outer all-reduce between nodes, for local steps
 } BucketLoad;
 
@@ -32,12 +32,12 @@ typedef struct StepLoad {
     int buckets;
     BucketLoad *bucket;  // (buckets) in forward order
     int micro_batches;
-    double forward, backward;  // per layer and micro-batch
+    double forward, backward;  // passes of one layer and micro-batch
     double head;               // LM head and loss, forward and backward, per micro-batch
     double tail;               // backward pass of the embeddings, per micro-batch
     double waits;              // exposed communication of tensor parallelism, per micro-batch
-    double memory;             // other memory traffic per step, which overlaps with nothing
-    double burst;              // of the inter-node links
+    double memory;             // memory traffic after backward, per step; overlaps with nothing
+    double burst;              // token bucket of the inter-node links (see above)
 } StepLoad;
 
 // Returns the time of a step in the steady state, without outer syncs.

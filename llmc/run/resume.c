@@ -62,7 +62,7 @@ bool save_checkpoint(Run *run) {
 // be alive and save too; then the first save wins.
 static bool take_folder(Run *run, int64_t iteration) {
     const char *folder = run->config.save;
-    double limit = run_peers(run, run->launch.world).limit;  // the other ranks wait
+    double limit = run_peers(run, run->launch.world).limit;  // the other ranks wait this long
     double patience = limit > 0 && limit < 20 ? limit / 2 : 10;
     bool locked = save_folder_lock(folder, patience, &run->save_lock, &run->error);
     if (locked ? !save_folder_holds(folder, iteration) : !save_folder_in_use(folder, iteration)) return true;

@@ -73,7 +73,7 @@ typedef struct Run {
     StepStatus last;     // latest status read
     StepReport report;   // log record of that step
     Interval interval;
-    double started;            // time of process start
+    double started;            // time at which the process started
     int64_t last_saved;        // iteration of the latest checkpoint
     int64_t resumed_from;      // iteration of the checkpoint in --save that was loaded; -1: none
     SaveLock save_lock;        // rank 0: lock on the --save folder

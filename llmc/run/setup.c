@@ -127,8 +127,8 @@ static void compare_split(Run *run, int split) {
     if (!samples) return;
     if (before && samples != before) {
         log_line(run->log,
-                 "the %s split has %lld samples, but %lld in the checkpoint, so training continues with the "
-                 "data in a different order",
+                 "the %s split has %lld samples, but had %lld at the last save, so training continues with "
+                 "the data in a different order",
                  split_name(split), (long long)samples, (long long)before);
     }
     run->split_samples[split] = samples;

@@ -39,7 +39,7 @@ check "recomputation that fits is suggested, and trains" more_recomputation
 
 nothing_fits() {
     limited $enough --micro-batch-size 1 --hidden-size 1024 --num-layers 24
-    error_names 3 "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks" $?
+    error_names 3 "no setting fits: --micro-batch-size 1 with --recompute-granularity full needs" $?
 }
 check "reports that nothing fits" nothing_fits
 

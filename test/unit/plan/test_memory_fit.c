@@ -113,8 +113,8 @@ static void test_advice(void **state) {
     expect_advice(&c, 1099, "--micro-batch-size 2 with --recompute-granularity full fits");
     expect_advice(&c, 1070, "--micro-batch-size 1 with --recompute-granularity full fits");
     expect_advice(&c, 1069,
-                  "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks 0.0 "
-                  "MiB; try --data-parallel-sharding-strategy optim_grads_params, --optimizer-cpu-offload, "
+                  "no setting fits: --micro-batch-size 1 with --recompute-granularity full needs 0.0 MiB "
+                  "more; try --data-parallel-sharding-strategy optim_grads_params, --optimizer-cpu-offload, "
                   "--tensor-model-parallel-size, --pipeline-model-parallel-size, more GPUs, or a smaller "
                   "model");
     c.recompute_granularity = RECOMPUTE_SELECTIVE;
@@ -231,8 +231,7 @@ static void test_plan_that_does_not_fit(void **state) {
     assert_non_null(strstr(err.what, "MiB too much (see --plan)"));
     assert_non_null(strstr(err.what, "for each of the 4 ranks of this machine"));
     assert_non_null(
-        strstr(err.what,
-               "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks"));
+        strstr(err.what, "no setting fits: --micro-batch-size 1 with --recompute-granularity full needs"));
     assert_null(target);
     memory_plan_free(&memory_plan, b.device);
     // The plan would fit without the reserve for libraries.
