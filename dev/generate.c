@@ -84,11 +84,11 @@ typedef struct Writing {
     TokenBuffer prompt;
     int64_t shown_from;  // first id of the prompt to print; the ids before are the tokenizer's prefix
     Sampling sampling;
-    floatX *first, *logits;  // (padded vocabulary) after the prompt; of the next token
+    floatX *first, *logits;  // (padded vocabulary) logits after the prompt | of the next token
     Stop stop;
     int64_t written;    // tokens generated, over all samples
     double seconds;     // time they took
-    bool full, unread;  // all positions are used; standard output was closed by its reader
+    bool full, unread;  // all positions are used | the reader has closed standard output
 } Writing;
 
 // --- settings and prompt -------------------------------------------------------------------------

@@ -51,7 +51,7 @@ typedef struct HfPart {
 // Hugging Face tensors and returns the number of parts. For fused heads, rows must be a multiple of
 // hf_map_unit (entire query groups). Padding rows belong to no part.
 int hf_map_parts(const HfMap *map, int whole, int64_t row, int64_t rows, HfPart parts[3]);
-// Returns the position of row `row + r` of the trainer's tensor among the outputs of these parts.
+// Returns the position of row `row + r` among the outputs that hf_map_parts(row, rows) returns.
 int64_t hf_map_place(const HfMap *map, int whole, int64_t r, int64_t rows);
 // Returns the number of rows that must be converted together.
 int64_t hf_map_unit(const HfMap *map, int whole);

@@ -73,7 +73,8 @@ static bool read_end(Archive *a, Error *err) {
            (!is(tail + at, "PK\5\6") || number(tail + at + 20, 2) != size - (uint64_t)at - END_BYTES))
         at--;
     if (ok && at < 0)
-        ok = damaged(a, "it is not a zip archive as written by torch.save since version 1.6", err);
+        ok = damaged(a, "it is not a zip archive of the kind that torch.save has written since PyTorch 1.6",
+                     err);
     if (ok) {
         a->entries = number(tail + at + 10, 2);
         a->directory_bytes = number(tail + at + 12, 4);

@@ -297,7 +297,7 @@ static double seconds_since(struct timespec start) {
     return (double)(now.tv_sec - start.tv_sec) + 1e-9 * (double)(now.tv_nsec - start.tv_nsec);
 }
 
-// Prints Megatron-LM's progress line, plus the remaining time if the input size is known. MB are
+// Prints Megatron-LM's progress line, plus the remaining time if the input size is known. 1 MB is
 // 10^6 bytes of input.
 static void print_progress(const Totals *t) {
     double seconds = seconds_since(t->start), rate = (double)t->bytes / seconds;

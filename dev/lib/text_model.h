@@ -14,12 +14,11 @@ typedef struct TextModel {
     GPT gpt;
 } TextModel;
 
-// Opens the device and allocates all memory; the caller then fills in the weights. config: such as
-// the result of config_of_checkpoint. positions: maximum length of prompt and text together, at
-// least
-// 1. threads: number of host threads (parallel_share). model and site must stay at their addresses.
-// Errors: EXIT_ENVIRONMENT if there is too little memory, EXIT_USAGE if the backend does not
-// support the model. On failure there is nothing to close.
+// Opens the device and allocates all memory; the caller then fills in the weights. config: from
+// config_of_checkpoint, for instance. positions: maximum length of prompt and text together, at
+// least 1. threads: number of host threads (parallel_share). model and site must not move until
+// text_model_close. Errors: EXIT_ENVIRONMENT if there is too little memory, EXIT_USAGE if the
+// backend does not support the model. On failure there is nothing to close.
 bool text_model_open(TextModel *model, const Config *config, int positions, int threads, const Site *site,
                      Error *err);
 void text_model_close(TextModel *model);

@@ -17,8 +17,8 @@ typedef struct Append {
 bool append_open(Append *file, const char *path, int flags, Error *err);
 // Adds the missing newline of a last line that an earlier process left incomplete.
 void append_end_line(Append *file);
-// Writes one record; returns true on success. If it does not fit, removes the written part, prints
-// one warning, and tries again at the next record: records may be missing, but none is incomplete.
+// Writes one record; returns true on success. If the disk is full, removes the written part, prints
+// one warning, and continues with the next record. Records may be missing, but none is incomplete.
 // Waits up to half a second for the reader of a pipe, but only once a minute while it is slow.
 // After an incomplete record in a pipe, the next record starts on a new line.
 bool append_record(Append *file, const void *record, size_t bytes);

@@ -102,8 +102,8 @@ double wall_seconds(void);
 // Returns a field of /proc/meminfo in bytes, such as "MemAvailable", or 0 if it cannot be read.
 size_t machine_memory(const char *field);
 
-// Time limit of a polled wait. Long gaps between polls don't count: the whole job was stopped and
-// continued.
+// Time limit of a polled wait. Long gaps between polls don't count, because they mean that the
+// job was suspended.
 typedef struct Deadline {
     double at, polled;
 } Deadline;

@@ -29,7 +29,7 @@ static const char *advice(int number) {
         case ELOOP: return "this name is a link: remove it";
         case EISDIR: return "a folder is in the way: remove it";
         case EMFILE:
-        case ENFILE: return "raise the limit of open files (ulimit -n)";
+        case ENFILE: return "raise the limit on open files (ulimit -n)";
         default: return "check the disk and the system log";
     }
 }

@@ -28,11 +28,11 @@ int durable_create(const char *path);
 // Creates or replaces a file with these bytes and fsyncs it. Removes it on failure. Replaces a link
 // or pipe of that name; a directory is an error.
 bool durable_write_file(const char *path, const void *data, uint64_t bytes, Error *err);
-// Reads a whole file: malloc'ed and NUL-terminated (not counted in *bytes). Returns NULL with err,
-// including if it is larger than max_bytes or not a plain file.
+// Reads a whole file: malloc'ed and NUL-terminated (not counted in *bytes). Returns NULL with err
+// on failure, also if the file is larger than max_bytes or not a plain file.
 char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, Error *err);
-// Opens a plain file for reading. Returns NULL with errno, 0 if it is not a plain file. Never
-// blocks on a pipe.
+// Opens a plain file for reading. Returns NULL with errno, which is 0 if path is not a
+// plain file. Never blocks on a pipe.
 FILE *durable_open_plain(const char *path);
 // Computes xxh3-64 of a whole file. keep_going(context) is called every few megabytes; if it
 // returns false, hashing stops: returns false with err unchanged.

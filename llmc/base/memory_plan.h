@@ -34,8 +34,8 @@ size_t memory_plan_group_bytes(const MemoryPlan *plan, int i);
 // Returns the device memory needed. On CPU ranks, whose device memory is host memory, includes host
 // entries.
 size_t memory_plan_needed(const MemoryPlan *plan);
-// Allocates everything, zeroed. sharers: number of ranks that share the memory, each with the same
-// needs: all CPU ranks of a host, or 1 if each rank has its own GPU. Error (EXIT_ENVIRONMENT) says
+// Allocates everything, zeroed. sharers: number of ranks that divide the memory equally: all
+// CPU ranks of a host, or 1 if each rank has its own GPU. Error (EXIT_ENVIRONMENT) says
 // how much is missing.
 bool memory_plan_allocate(MemoryPlan *plan, Device *device, int sharers, Error *err);
 // The same, but with each rank's share in bytes, measured before any rank allocated memory.

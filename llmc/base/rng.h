@@ -13,8 +13,8 @@ typedef struct Mt19937 {
 // Seeds as numpy.random.RandomState(seed) does for an integer seed (init_genrand).
 void mt19937_seed(Mt19937 *rng, uint32_t seed);
 uint32_t mt19937_u32(Mt19937 *rng);
-// Draws a uniform integer in [0, max] by masked rejection, as numpy's legacy bounded draw; max = 0
-// draws nothing.
+// Draws a uniform integer in [0, max] by masked rejection, like numpy's legacy bounded draw. Draws
+// nothing if max is 0.
 uint64_t mt19937_bounded(Mt19937 *rng, uint64_t max);
 // Shuffles like numpy.random.RandomState.shuffle of a 1-D array. The draws do not depend on the
 // element type.

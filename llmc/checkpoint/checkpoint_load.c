@@ -1,7 +1,7 @@
 // Loads checkpoints. See checkpoint.h. Called by llmc/run/resume.c.
 //
-// The manifest gives the location of every slice. Shards are opened on first use. When OPEN_SHARDS
-// are open, all of them are closed.
+// The manifest gives the location of every slice. Shards are opened on first use. Once
+// OPEN_SHARDS shards are open, all are closed before another one is opened.
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -218,7 +218,7 @@ static bool check_file(const Checkpoint *c, int file, PeersWork *work, Error *er
     return ok;
 }
 
-// Checks the files in turn: rank r checks files r, r + ranks, ...
+// Divides the files among the ranks: rank r checks files r, r + ranks, ...
 static bool check_files(const Checkpoint *c, Peers peers, Error *err) {
     int rank = peers_rank(peers), ranks = peers_size(peers);
     bool ok = true;
@@ -470,14 +470,14 @@ static bool check_range(const Checkpoint *c, int tensor, const Slice *s, Error *
     return true;
 }
 
-// Elements that are contiguous both in a slice of a file and in the requested slice.
+// A range of elements that is contiguous both in a saved slice and in the requested one.
 typedef struct Run {
     const ManifestSlice *from;  // NULL: no shard holds the first element
     int64_t at, count;          // range in the block of `from`
 } Run;
 
-// Returns the run that starts at element `at` of the requested block. If the block in the file
-// differs, the run ends at the end of the row at the latest.
+// Returns the run that starts at element `at` of the requested block. If the saved block
+// has other columns, the run ends at the end of the row at the latest.
 static Run run_at(const Manifest *m, int tensor, const Slice *s, Columns block, int64_t at) {
     int64_t row = at / block.count, column = block.first + at % block.count;
     int node = slice_kind_per_node(s->kind) ? s->node : 0;

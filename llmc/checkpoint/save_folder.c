@@ -357,7 +357,7 @@ void lineage_others(const char *directory, const Lineage *l, char *text, size_t 
 
 // --- Retention -----------------------------------------------------------------------------------
 
-// Renames iter_N to .iter_N.del; if that has been done (renamed), deletes .iter_N.del.
+// Renames iter_N to .iter_N.del or, if `renamed`, deletes .iter_N.del.
 static bool retire(const char *directory, int64_t iteration, bool renamed, Error *err) {
     char *final = text_format("%s/iter_%07" PRId64, directory, iteration);
     char *away = text_format("%s/.iter_%07" PRId64 ".del", directory, iteration);

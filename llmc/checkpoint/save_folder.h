@@ -8,7 +8,7 @@ LLMC_BEGIN
 
 // --- locking -------------------------------------------------------------------------------------
 
-// The lock on a save directory: a file in it that only its owner can open.
+// The lock on a save directory: flock on a file in it that only the user who created it can open.
 typedef struct SaveLock {
     int folder, file;  // descriptors, both -1 if not locked
 } SaveLock;

@@ -32,7 +32,7 @@ typedef struct Saver {
 // space for one checkpoint; a rank's file size limit is below its shard's size; a directory has the
 // name of a file that every save writes; the run does not resume from a checkpoint of the directory
 // but would replace one there at its save or exit interval or at the end. Logs a line if the run
-// resumes and will replace a checkpoint that its list does not name, or if the disk cannot hold all
+// resumes and will replace a checkpoint outside its lineage, or if the disk cannot hold all
 // checkpoints after `iteration`.
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err);
 // Saves a checkpoint. With --async-save, finishes the previous save and only starts this one. If
@@ -46,7 +46,7 @@ bool saver_busy(const Saver *saver);
 bool saver_advance(Saver *saver, bool to_the_end, Error *err);
 // Called once a rank is lost: waits for this rank's writes of a save, then forgets the save, whose
 // files the next save deletes. Returns false if there was none. Later saves are synchronous,
-// because the staging buffer only holds what this rank had to save while no rank was lost.
+// because the staging buffer is sized for the slices that this rank saved before the loss.
 bool saver_abandon(Saver *saver);
 
 LLMC_END

@@ -9,7 +9,7 @@ static const SliceKind KIND_ORDER[] = {SLICE_WEIGHT,        SLICE_MASTER,       
                                        SLICE_EXP_AVG_SQ,    SLICE_RESIDUAL,         SLICE_LOCAL_MASTER,
                                        SLICE_LOCAL_EXP_AVG, SLICE_LOCAL_EXP_AVG_SQ, SLICE_LOCAL_WEIGHT,
                                        SLICE_OUTER_MOMENTUM};
-_Static_assert(sizeof KIND_ORDER / sizeof *KIND_ORDER == SLICE_KINDS, "every kind has its place");
+_Static_assert(sizeof KIND_ORDER / sizeof *KIND_ORDER == SLICE_KINDS, "KIND_ORDER must list every kind");
 
 Slice slice_of_part(const Tensor *t, SliceKind kind, int64_t lo, int64_t hi) {
     assert(0 <= lo && lo <= hi && hi <= tensor_elements(t));
@@ -112,8 +112,8 @@ static bool restore_kind(Zero *zero, const Checkpoint *checkpoint, SliceKind kin
     return true;
 }
 
-// Restores this group's state of local steps, after the outer weights. A replica group without
-// saved state starts from the outer weights and the average of the moments.
+// Restores this replica group's local-step state, after the outer weights. A group without saved
+// state starts from the outer weights and the average of the moments.
 static bool restore_replica_group(Zero *zero, const Checkpoint *checkpoint, bool known, Error *err) {
     if (!zero_keeps(zero, SLICE_LOCAL_MASTER)) return true;
     if (checkpoint_nodes(checkpoint, SLICE_OUTER_MOMENTUM) &&

@@ -1,6 +1,6 @@
-// The column of the option table that says how a flag is compared (with the checkpoint that a run
-// resumes from, and between ranks), and when it may or must be given. Every stored row must fill
-// it, so that a new flag cannot be forgotten. Read by config_match.c, config_check.c,
+// The role column of the option table: how a flag is compared with a loaded checkpoint and between
+// ranks, and when it may or must be given. Every row that stores a value needs a role, so that no
+// flag is left out of these checks. Read by config_match.c, config_check.c,
 // dev/lib/saved_config.c and dev/convert. Also declares the checks of config_check.c.
 #pragma once
 #include "llmc/config/config.h"
@@ -11,8 +11,8 @@ enum {
     MODEL = 1 << 0,       // must match the checkpoint; loaded from it by programs that don't train
     LOADED = 1 << 1,      // loaded by those programs too, but a resumed run may change it
     SCHEDULE = 1 << 2,    // must match the checkpoint, unless a flag says which side wins
-    DECAY_RAMP = 1 << 3,  // the same while weight decay changes over the run
-    DATA = 1 << 4,        // a difference changes the order of the data, which is noted
+    DECAY_RAMP = 1 << 3,  // like SCHEDULE, if weight decay changes over the run
+    DATA = 1 << 4,        // a difference changes the data order and adds a note
     RESIDUAL = 1 << 5,    // must match for the saved error-feedback residual to be usable
     PATH = 1 << 6,        // files or directories, whose names may differ between ranks
     RANK_0 = 1 << 7,      // used by rank 0 only, so other ranks may differ

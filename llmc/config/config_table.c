@@ -83,7 +83,7 @@ static const Option table[] = {
     INT("num-attention-heads", MODEL | REQUIRED, num_attention_heads, NULL, 1, 1 << 16,
         "number of attention heads; required"),
     FLAG("group-query-attention", MODEL, group_query_attention,
-         "share keys and values between groups of heads; see --num-query-groups"),
+         "share keys and values within groups of heads; see --num-query-groups"),
     INT("num-query-groups", MODEL | NEEDS_QUERY_GROUPS, num_query_groups, "1", 1, 1 << 16,
         "number of key/value heads with --group-query-attention; must divide --num-attention-heads"),
     INT("kv-channels", MODEL, kv_channels, NULL, 8, 1 << 16,
@@ -221,7 +221,7 @@ static const Option table[] = {
 
     HEADING("Ranks and communication"),
     INT("tensor-model-parallel-size", RESIDUAL, tensor_model_parallel_size, "1", 1, 1 << 16,
-        "number of ranks T that share each layer. T must divide heads, MLP width and the number of ranks "
+        "number of ranks T that split each layer. T must divide heads, MLP width and the number of ranks "
         "(Megatron-LM silently lowers a T above the number of ranks; here it is an error)"),
     FLAG("sequence-parallel", FREE | NEEDS_TENSOR_RANKS, sequence_parallel,
          "save memory: also split LayerNorms and residuals among the T ranks, by tokens"),
@@ -245,10 +245,11 @@ static const Option table[] = {
          .help = "what data-parallel ranks shard. no_shard: nothing (plain data parallelism). optim: "
                  "optimizer state (ZeRO-1). optim_grads: also gradients (ZeRO-2). optim_grads_params: "
                  "also weights (ZeRO-3)"),
-    CHOICE("shard-params-over", FREE | NEEDS_SHARDED_WEIGHTS, ShardScope, shard_scope, "node", "node|world",
-           "ranks that share the weights with optim_grads_params. node: the ranks of each node; quantized "
-           "differences are sent between nodes. world: all ranks; weights are gathered in every forward and "
-           "backward, as in ZeRO-3"),
+    CHOICE(
+        "shard-params-over", FREE | NEEDS_SHARDED_WEIGHTS, ShardScope, shard_scope, "node", "node|world",
+        "the ranks over which the weights are sharded with optim_grads_params. node: the ranks of each node; "
+        "quantized differences are sent between nodes. world: all ranks; weights are gathered in every "
+        "forward and backward, as in ZeRO-3"),
     FLAG("secondary-partition", FREE | NEEDS_WORLD_SHARDS, secondary_partition,
          "with --shard-params-over world: each node keeps the weights gathered in forward, so "
          "that backward gathers within the node (ZeRO++'s hpZ)"),
@@ -281,8 +282,8 @@ static const Option table[] = {
          "quantize gradients for communication, in two levels (TLq)"),
     CHOICE("gradient-quantization-method", RESIDUAL | NEEDS_QUANTIZED_GRADIENTS, GradientMethod,
            gradient_quantization_method, "uniform", "uniform|eden",
-           "codec between nodes. uniform: uniform levels. eden: a third of the error at 4 bits, with groups "
-           "of 256 and a random rotation"),
+           "codec between nodes. uniform: uniform levels. eden: random rotation and groups of 256; at "
+           "4 bits a third of the error of uniform levels"),
     BITS("gradient-quantization-bits-intra", FREE | NEEDS_QUANTIZED_GRADIENTS,
          gradient_quantization_bits_intra, "8", "bits per gradient sent within a node; 4 is the paper's ULq"),
     GROUP("gq-group-size-intra", FREE | NEEDS_QUANTIZED_GRADIENTS, gq_group_size_intra, "512",
@@ -354,7 +355,7 @@ static const Option table[] = {
     FLAG("log-num-zeros-in-grad", FREE, log_num_zeros_in_grad, "log the number of zeros in the gradient"),
     INT("timing-log-level", FREE, timing_log_level, "0", 0, 2, "level of detail of the phase times, 0 to 2"),
     CHOICE("timing-log-option", FREE, TimingLogOption, timing_log_option, "minmax", "max|minmax|all",
-           "timers print the maximum, the minimum and maximum, or the times of all ranks"),
+           "print phase times as the maximum over ranks, as minimum and maximum, or of every rank"),
     COUNT("log-quantization-error-interval", FREE, log_quantization_error_interval, "0", 0,
           "measure the quantization error of gradients and weights every N iterations; takes "
           "memory (see --plan) and time; 0: off"),
@@ -395,7 +396,7 @@ static const Option table[] = {
          "write checkpoints in the background from a copy in host memory (see --plan)"),
     COUNT("keep-last-checkpoints", FREE | NEEDS_SAVE, keep_last_checkpoints, "0", 0,
           "number of this run's checkpoints to keep; older ones are deleted once a newer one is "
-          "on disk. 2 or more leave one to fall back to; 0: keep all"),
+          "on disk. With 2 or more, an older one can replace a damaged one. 0: keep all"),
     COUNT("keep-checkpoint-interval", FREE | NEEDS_SAVE, keep_checkpoint_interval, NULL, 1,
           "with --keep-last-checkpoints: also keep checkpoints whose iteration is a multiple of N"),
     TEXT("load", PATH, load, NULL, "FOLDER",
@@ -416,7 +417,7 @@ static const Option table[] = {
     CHOICE("on-spike", FREE, OnSpike, on_spike, "report", "report|skip",
            "report a spike of the loss or the gradient norm, or also skip the step"),
     SINGLE("loss-spike-factor", FREE, loss_spike_factor, "10", 0, 1e9,
-           "a loss is a spike if it exceeds its running mean by X mean deviations; a deviation counts as at "
+           "a loss is a spike if it exceeds its running mean by X times its mean deviation, which is at "
            "least 1 % of the loss. 0: off"),
     SINGLE("norm-spike-factor", FREE, norm_spike_factor, "10", 0, 1e9, "the same for the gradient norm"),
     COUNT("max-skipped-in-a-row", FREE, max_skipped_in_a_row, "20", 0,
@@ -426,7 +427,7 @@ static const Option table[] = {
     FLAG("plan", FREE, plan,
          "print the memory and communication plan of the run and exit; needs neither data nor a GPU"),
     INT("plan-world-size", FREE, plan_world_size, "0", 0, 1 << 20,
-        "number of ranks to plan for; one node unless --gpus-per-node is given; 0: the ranks "
+        "number of ranks to plan for, on one node unless --gpus-per-node is given; 0: the ranks "
         "that were started"),
     REAL("plan-network", FREE, plan_network, "0", 0, 1e6,
          "with --plan: network bandwidth of a node in Gb/s. Estimates the step time of each "
@@ -438,7 +439,7 @@ static const Option table[] = {
     REAL("plan-lossless-bits", FREE, plan_lossless_bits, "3", 0.1, 16,
          "bits per lossless weight: 3.9 at the peak learning rate, 3 in the middle of a run, 1.4 at the end"),
     CHOICE("plan-gpu", FREE, PlanGpu, plan_gpu, "H200", "A100|A800|H100|H200|H800|B200|MI300X|L40S|RTX4090",
-           "GPU to plan for: peak FLOP/s, memory and links"),
+           "GPU to plan for; sets peak FLOP/s, memory size and link speeds"),
     REAL("plan-tflops", FREE, plan_tflops, "0", 0, 1e6,
          "TFLOP/s per GPU without communication, as --log-throughput prints on one GPU; 0: the --plan-gpu "
          "value"),

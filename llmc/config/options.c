@@ -441,7 +441,7 @@ void options_defaults(const Option *table, int rows, void *settings) {
 // --- the command line ----------------------------------------------------------------------------
 
 static bool is_flag(const char *word) { return word[0] == '-' && word[1] == '-'; }
-// A mistyped flag, such as -lr: no list of words takes it.
+// Returns true for a mistyped flag such as -lr, which also ends a list of words.
 static bool is_short_flag(const char *word) { return word[0] == '-' && isalpha((unsigned char)word[1]); }
 
 // Returns true if the table has "no-<name>".
@@ -532,7 +532,7 @@ static void add_fault(ParseFaults *f, const Error *fault) {
     f->listed++;
 }
 
-// Returns true if there are none.
+// Fills err with all faults. Returns true if there are none.
 static bool report_faults(const ParseFaults *f, Error *err) {
     if (f->count > f->listed)
         error_set(err, f->all.code, "%s; and %d more", f->all.what, f->count - f->listed);

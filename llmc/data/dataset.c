@@ -87,8 +87,8 @@ static int64_t tokens_between(const Shard *shard, int64_t first, int64_t end) {
     return stop - shard_position(shard, first);
 }
 
-// Computes the number of epochs, and whether the last one is shuffled separately. It is if less
-// than 80% of it is needed, so that the samples of a partial epoch come last.
+// Computes the number of epochs, and whether the last one is shuffled separately. This
+// is the case if less than 80% of it is needed, so that the samples of a partial epoch come last.
 static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
     const int64_t s = d->seq_length, per_epoch = d->tokens_per_epoch,
                   sequences = d->end_sequence - d->first_sequence;
@@ -170,7 +170,7 @@ static void fill_sample_index(const GptDataset *d) {
     uint64_t *out = d->sample_index, *end = out + d->samples + 1;
     *out++ = 0;                    // by definition, even if the first sequence is empty
     int64_t next = d->seq_length;  // offset of the wanted token from the start of this sequence
-    // The documents suffice, unless the file is truncated meanwhile.
+    // `p < documents` only ends the loop if the file is truncated meanwhile.
     for (int64_t p = 0; out < end && p < d->documents; p++) {
         if (p + PREFETCH_DISTANCE < d->documents)
             shard_prefetch_length(d->shard, d->document_index[p + PREFETCH_DISTANCE]);

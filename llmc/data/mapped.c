@@ -1,4 +1,4 @@
-// Handles mapped files that are lost while they are read. See shard.h.
+// Reports mapped files that are truncated or become unreadable during a read. See shard.h.
 //
 // The handler interrupts a load instruction of this program, not a library function. No lock is
 // held there, so it may call fatal(). All other SIGBUS signals go to the previous handler. The
