@@ -265,7 +265,7 @@ started() {
     return 1
 }
 export -f launch one_machine without_banners oom_kills out_of_memory say_killed_rank say say_signal
-# in_time SECONDS RANKS COMMAND...: replaces the shell with timeout, so that timeout gets signals. The
+# in_time SECONDS RANKS COMMAND...: replaces the shell with timeout, which then gets signals. The
 # inner shell ignores SIGTERM, so that timeout waits for mpirun, which gets the signal too and ends
 # its ranks.
 in_time() {

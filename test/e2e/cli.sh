@@ -84,7 +84,7 @@ check "saving flags without --save are reported" noted "--keep-checkpoint-interv
     --keep-last-checkpoints 2 --keep-checkpoint-interval 4
 alone() { # a warning on one rank, which has no peer, and none on two ranks
     trains 1 --train-iters 3 --verify-wire || return 1
-    [ "$(grep -c '^WARNING: one data-parallel rank .*: --verify-wire has no effect$' "$work/out")" -eq 1 ] ||
+    [ "$(grep -c '^WARNING: a single data-parallel rank .*--verify-wire has no effect$' "$work/out")" -eq 1 ] ||
         { why="not one warning"; return 1; }
     trains 2 --train-iters 3 --verify-wire && ! grep -q 'no effect' "$work/out"
 }

@@ -186,7 +186,10 @@ woken() {
     grep '^error' "$work/err" >"$work/lines"
     if grep -q "all nodes responded" "$work/lines"; then return 0; fi # the node was in time
     [ $rc -eq 7 ] && has "rank 0 .*: node 1 was lost" lines || { say "exit code $rc"; return 1; }
-    if grep "rank 1" "$work/lines" | grep -v "this node saved nothing"; then why="rank 1 reports more"; return 1; fi
+    if grep "rank 1" "$work/lines" | grep -v "this node saved nothing"; then
+        why="rank 1 reports more"
+        return 1
+    fi
 }
 if [ -e "$shim" ]; then check "a node that continues too late reports only its own state" woken
 else skip "a node that continues too late reports only its own state" "$shim is not built"; fi
