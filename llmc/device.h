@@ -15,9 +15,9 @@ typedef struct DeviceKind {
     bool numbered;            // ranks select one of the host's devices by index; false: CPU ranks
     bool own_memory;          // devices have their own memory; false: the ranks of a host share its memory
     bool asynchronous;        // work on a stream runs while the caller continues
-    const char *only_way;     // why ranks can exchange messages in only one way; NULL: several ways
+    const char *only_way;     // why there is only one transport, for messages; NULL: several
     const char *where;        // location of planned memory in reports, such as "on each GPU"
-    const char *beside_plan;  // names memory that plans do not include, in reports
+    const char *beside_plan;  // name of the memory that plans do not include, in reports
 } DeviceKind;
 const DeviceKind *device_kind(void);
 

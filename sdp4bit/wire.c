@@ -44,7 +44,7 @@ static uint64_t *sums_of(const WireChecks *checks, WireHop hop) {
     return checks->sums + (int)hop * wire_most_peers(checks->mesh);
 }
 
-// Returns the slot of the messages received from the next rank.
+// Returns where the messages from the next rank of the group are received.
 static uint8_t *from_next(const Group *group, uint8_t *slots, int64_t bytes) {
     return slots + (group->rank + 1) % group->size * bytes;
 }

@@ -14,11 +14,10 @@ static bool ranks_per_host(const int *host_of_rank, int size, int *per_host, Err
     for (int r = 0; ok && r < size; r++) {
         int found = on_host[host_of_rank[r]];
         if (found != *per_host) {
-            ok =
-                system_error(err,
-                             "the nodes of rank 0 and rank %d have %d and %d ranks; start the same number of "
-                             "ranks on every node",
-                             r, *per_host, found);
+            ok = system_error(err,
+                              "the nodes of ranks 0 and %d have %d and %d ranks; start the same number of "
+                              "ranks on every node",
+                              r, *per_host, found);
         } else if (host_of_rank[r] != host_of_rank[r - r % *per_host]) {
             ok = system_error(
                 err, "ranks of one node are not consecutive; map ranks by node (mpirun --map-by slot)");

@@ -67,7 +67,7 @@ bool mesh_open(Mesh *mesh, Peers world, Error *err);
 // Frees the communicators. Collective. No-op before mesh_open.
 void mesh_close(Mesh *mesh);
 
-// Returns the world rank of member i of the group of this kind that rank `of` belongs to.
+// Returns the world rank of member i of the group that contains rank `of`. kind: this rank's group.
 int group_peer(const Group *kind, int of, int i);
 
 LLMC_END

@@ -57,8 +57,8 @@ bool peers_work_continues(PeersWork *work);
 // peers_agree for the whole work. ok is ignored if peers_work_continues has returned false.
 bool peers_work_agree(PeersWork *work, bool ok, Error *err);
 
-// Return a new communicator, to be freed by MPI_Comm_free: of the same ranks; of ranks with the
-// same color, ordered by key; of ranks that can share memory. Only the first uses the time limit.
+// Return a new communicator of the same ranks, of ranks with the same color (ordered by key), or of
+// ranks that can share memory. Free it with MPI_Comm_free. Only the first has the time limit.
 MPI_Comm peers_duplicate(Peers peers);
 MPI_Comm peers_split(Peers peers, int color, int key);
 MPI_Comm peers_of_host(Peers peers);

@@ -9,7 +9,7 @@
 //   last   reduces the bucket
 //   host   copies this rank's shard of the gradients to the host, and its weights if differences
 //          are sent. Overlaps with backward and with the next reductions. With ZeRO-2 and 3 all
-//          buckets share two windows (grads.h), so later micro-batches first copy the sum back
+//          buckets share two windows (grads.h), so later micro-batches first copy their sum back
 //   last   computes the step status
 //   host   copies the status, then computes AdamW and the payload of each bucket
 //   last   copies the payload to the gather buffer

@@ -62,7 +62,7 @@ int zero_held_ranges(const Zero *zero, SliceKind kind) {
     return zero_keeps(zero, kind) ? zero->base.held_count : 0;
 }
 
-// At most one of rail and replica_groups has several members.
+// At most one of rail and replica_groups has several members; it contains a rank of every node.
 int zero_node(const Zero *zero) { return zero->base.mesh->rail.rank + zero->base.mesh->replica_groups.rank; }
 int zero_nodes(const Zero *zero) { return zero->base.mesh->rail.size * zero->base.mesh->replica_groups.size; }
 
