@@ -1,9 +1,9 @@
 // Computes a lower bound of the step time from measured times of layers and links, with the model
 // of llmc/plan/step_time.h. Called by comm_bound.py.
 //
-// Reads numbers from standard input and prints the bound in ms. The input has the number of buckets
-// and of micro-batches, the times forward, backward, head and tail of a StepLoad, the number of
-// steps between outer syncs and their delay, then the fields of each BucketLoad.
+// Reads numbers from standard input and prints the bound in ms. The numbers are, in this order:
+// number of buckets; number of micro-batches; forward, backward, head and tail times of a StepLoad;
+// steps between outer syncs; delay of an outer sync; the fields of each BucketLoad.
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
-// The weights of a Megatron-LM checkpoint, distributed over its ranks' files: for each tensor of
-// the parameter table, its chunks in these files. megatron_dist.c and megatron_legacy.c list
-// the chunks, megatron.c reads through them.
+// The weights of a Megatron-LM checkpoint, which are spread over the files of its ranks. Holds the
+// list of chunks of every tensor in the parameter table. megatron_dist.c and megatron_legacy.c fill
+// the lists, and megatron.c reads the weights.
 #pragma once
 #include "dev/convert/imported.h"
 #include "dev/convert/torch_file.h"

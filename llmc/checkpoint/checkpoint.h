@@ -103,8 +103,8 @@ enum {
 // Not collective: one rank calls it and broadcasts the result.
 int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err);
 // Opens the checkpoint of *iteration. If it is damaged or missing, falls back to the newest intact
-// earlier one of the same run (save_folder.h), updates *iteration and explains the fault in note,
-// including a damaged list of checkpoints (else note is empty). If none is intact, returns NULL
+// earlier one of the same run (save_folder.h), updates *iteration and explains the fault in note.
+// note also reports a damaged lineage file, and is otherwise empty. If none is intact, returns NULL
 // with the error of the first one (EXIT_CHECKPOINT, names the damaged file). Collective, with the
 // same result on every rank: rank 0 reads the manifest, and all ranks share the work of verifying
 // sizes and hashes. A shard is opened on its first read, and its header is compared with the

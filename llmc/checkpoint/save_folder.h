@@ -35,8 +35,8 @@ bool save_folder_same(const char *a, const char *b);
 
 // --- before a save -------------------------------------------------------------------------------
 
-// Removes what killed saves and deletions left, and restores a checkpoint that was moved
-// aside while being replaced.
+// Removes files left by killed saves and deletions, and restores a checkpoint that was moved aside
+// by a replacement that did not finish.
 bool save_folder_clear(const char *directory, Error *err);
 // Checks that no directory has a name that every save uses for a file: the tracker, the list of
 // checkpoints, and their temporary files. Anything else under such a name is overwritten.

@@ -417,8 +417,8 @@ static const Option table[] = {
     CHOICE("on-spike", FREE, OnSpike, on_spike, "report", "report|skip",
            "report a spike of the loss or the gradient norm, or also skip the step"),
     SINGLE("loss-spike-factor", FREE, loss_spike_factor, "10", 0, 1e9,
-           "a loss is a spike if it exceeds its running mean by X times its mean deviation, which is at "
-           "least 1 % of the loss. 0: off"),
+           "a loss is a spike if it exceeds its running mean by X times its mean deviation, which counts "
+           "as at least 1 % of the loss. 0: off"),
     SINGLE("norm-spike-factor", FREE, norm_spike_factor, "10", 0, 1e9, "the same for the gradient norm"),
     COUNT("max-skipped-in-a-row", FREE, max_skipped_in_a_row, "20", 0,
           "end the run after N consecutive skipped steps; 0: never"),

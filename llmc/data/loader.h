@@ -60,7 +60,7 @@ bool loader_inspect(const Loader *loader, int64_t k, FILE *out, DecodeToken deco
 bool check_data(const LoaderOptions *options, FILE *out, Error *err);
 
 // Checks the last tokens of up to `most` sequences spread over the shard. If all of them end with
-// the same id and it is not EOD, one of two things happened:
+// the same id and it is not EOD, there are two possible causes:
 // - The shard was preprocessed without EOD, and all texts end with the same id, such as a newline.
 // - The ids belong to another vocabulary, even if they are in range. This is certain if the id is
 //   the largest one sampled and occurs nowhere else, as the EOD of GPT-2, Byte and NullTokenizer

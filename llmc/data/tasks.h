@@ -52,12 +52,12 @@ typedef struct TaskEncoding {
     int seq_length;
 } TaskEncoding;
 
-// Appends the samples of a file to a set, which starts as {0}. The context is tokenized alone and
-// together with the continuation; the tokens past the context's own count are the continuation.
+// Appends the samples of a file to a set, which starts as {0}. The context is tokenized alone,
+// for its number of tokens, and together with the continuation, which is the rest of these tokens.
 // Trailing white space of the context is moved to the continuation. The tokenizer's prefix, such as
 // Llama 3's, comes first. Requests that are too long are truncated on the left. An empty context
 // becomes the prefix, or else EOD.
-// Errors (EXIT_DATA, with file and line): no such file; a line that is not a JSON object, or has a
+// Errors (EXIT_DATA, with file and line): missing file; a line that is not a JSON object, or has a
 // missing or mistyped member; no choices, an empty one or more than MAX_CHOICES; a correct choice
 // out of range; a context of white space only; a continuation that adds no token or exceeds the
 // sequence length; text that cannot be tokenized; no samples.
