@@ -116,7 +116,7 @@ cpu: $(BUILD)/train_gpt_cpu $(BUILD)/generate_cpu
 tools: $(TOOLS)
 bench: cpu $(CPU_BENCHES) $(STEP_BOUND)  # dev/bench/save.sh starts the trainer itself
 # A tarball of the CPU programs, scripts and documents for machines without a compiler. Its programs
-# need only the C library and Open MPI. Without a Makefile, quickstart.sh does not build.
+# need only the C library and Open MPI. It has no Makefile, so quickstart.sh does not build.
 DIST := sdp4bit-$(VERSION)-linux-$(shell uname -m)
 DIST_FILES := README.md LICENSE CITATION.cff configs dev docs llmc scripts sdp4bit
 dist:

@@ -133,8 +133,8 @@ install_missing() {
 
 # --- cores ------------------------------------------------------------------------------
 
-# CPU cores available to this process: its affinity mask, limited by a container's quota (rounded
-# up).
+# Prints the number of CPU cores available to this process: its affinity mask, limited by a
+# container's quota (rounded up).
 core_count() {
     local n quota period
     n=$(nproc)

@@ -34,14 +34,14 @@ set_mask() { # QUEUE MASK
 kept() {
     local line queue
     before='' ours=''
-    [ -O "$state" ] || return 0  # ignore files of other users in a shared folder
+    [ -O "$state" ] || return 0  # ignore other users' files in a shared folder
     while read -r line; do
         [[ $line =~ ^(rx-[0-9]+)\ ([0-9a-f,]+)\ ([0-9a-f,]+)$ ]] || continue
         if [ "${BASH_REMATCH[1]}" = "$1" ]; then before=${BASH_REMATCH[2]} ours=${BASH_REMATCH[3]}; fi
     done <"$state"
 }
-# Distributes connections over all CPU cores and saves the previous masks, unless these were set by
-# an earlier call of this script.
+# Distributes connections over all CPU cores. Saves the previous masks, unless an earlier call of
+# this script set them.
 steer() {
     local file queue now before ours lines=''
     for file in "$queues"/rx-*/rps_cpus; do
@@ -54,7 +54,7 @@ steer() {
         lines+="$queue $before $(mask_of "$queue")"$'\n'
     done
     rm -f "$state"
-    (set -o noclobber && printf '%s' "$lines" >"$state") || # refuses a link of another user
+    (set -o noclobber && printf '%s' "$lines" >"$state") || # refuses another user's link
         echo "warning: $state cannot be written: restore will clear the CPU masks" >&2
 }
 # Restores the previous masks. Keeps masks that were changed since, and clears masks without a saved

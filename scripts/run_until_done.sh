@@ -14,8 +14,8 @@
 #   CHECKPOINT_PATH=runs/a scripts/run_until_done.sh -- scripts/train_1.3b.sh ...
 #
 # The command may be a script that starts mpirun. On Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 the run
-# saves and exits. A second Ctrl-C or SIGTERM ends it at once. The exit code is the
-# exit code of the last run.
+# saves and exits. A second Ctrl-C or SIGTERM ends it at once. The exit code is
+# the last run's.
 # shellcheck source-path=SCRIPTDIR source=common.sh source=ask_to_stop.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -132,9 +132,9 @@ count_ranks() {
         esac
     done < <(processes_below "$1") 2>/dev/null
 }
-# end_idle_launcher PID: returns 7 after ending the run PID because its launcher is still alive
-# although no rank has been for $grace seconds. Returns 0 once the run has ended by itself. Does
-# nothing before the first rank on this machine, because all ranks may be on other machines.
+# end_idle_launcher PID: ends the run PID and returns 7 if its launcher has been alive for $grace
+# seconds without any rank. Returns 0 once the run has ended by itself. Does nothing before the
+# first rank on this machine, because all ranks may be on other machines.
 end_idle_launcher() {
     local launchers ranks seen=0 since=$SECONDS pids
     while kill -0 "$1" 2>/dev/null; do

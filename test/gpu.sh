@@ -3,7 +3,7 @@
 #   - device layer, GEMMs and collectives
 #   - every op against the CPU backend, and every kernel of the exact regime bit for bit
 #   - whole training runs against the CPU program and against each other
-#   - with mpirun, several ranks (up to four per GPU) in every shape of nodes that the GPUs allow:
+#   - with mpirun, several ranks (up to four per GPU) in every node layout that the GPUs allow:
 #     against the single-process simulator, with and without overlap, tensor and pipeline
 #     parallelism against one rank, and every sharding strategy against optim
 #   - a short run under compute-sanitizer
@@ -16,11 +16,11 @@
 #   part   runs only this part; may be repeated [all]
 #          ops        ops and kernels against the CPU
 #          runs       runs of one rank
-#          shapes     ranks in every shape of nodes
+#          shapes     ranks in every node layout
 #          layouts    tensor, sequence and pipeline parallelism against one rank
 #          sharding   sharding strategies and optimizer offload against optim
 #          promises   scripts of docs/promises.md on GPUs: resume, NaN, spikes, signals, bit flips
-#          exact      the exact regime and collectives in every shape
+#          exact      the exact regime and collectives in every node layout
 #          sanitizer  compute-sanitizer
 # shellcheck source-path=SCRIPTDIR source=../scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
@@ -143,10 +143,10 @@ check_ops() {
     fi
 
     like_cpu kernels.txt "kernels"
-    # Buckets so large that each block of threads of a large GPU processes several tiles.
+    # The buckets are so large that each thread block of a large GPU processes several tiles.
     # Configurations:
     #   0        SDP4Bit in groups of 128
-    #   4        three sources
+    #   4        sums over three source ranks
     #   1, 5, 16 the paper's groups with stochastic rounding, 4 bits on both hops without Hadamard,
     #            bf16 gradients with weight differences
     like_cpu kernels_large.txt "kernels on a large bucket" --case 0 --values 300000000
@@ -412,18 +412,18 @@ check_layouts() {
     learned "T 2, P 2 on two nodes, SDP4Bit" 2 4 "${tp2[@]}" "${pp2[@]}" --sequence-parallel "${sdp4bit[@]}"
 }
 
-# same_sharded: sharding and offload must not change losses and norms of 20 steps bitwise. The
-# reference is optim with one micro-batch per step, and optim_grads with several, because it reduces
-# and rounds after each micro-batch.
+# same_sharded: sharding and offload must not change any bit of the losses and norms of 20 steps.
+# With one micro-batch per step the reference is optim. With several it is optim_grads, which
+# reduces and rounds after each micro-batch.
 direct=(--quantized-weights --weight-quantization-method direct --quantized-gradients
     --gradient-quantization-bits-intra 4)
 same_sharded() { # NODES PER_NODE REFERENCE STRATEGIES FLAGS...
-    local nodes=$1 per_node=$2 reference=$3 names=$4 name way
+    local nodes=$1 per_node=$2 reference=$3 strategies=$4 name way
     local -A strategy=([optim]='optim' [grads]='optim_grads' [node]='optim_grads_params'
         [world]='optim_grads_params --shard-params-over world'
         [second]='optim_grads_params --shard-params-over world --secondary-partition')
     shift 4
-    for name in $reference $names; do
+    for name in $reference $strategies; do
         way="--data-parallel-sharding-strategy ${strategy[${name%+offload}]}"
         [[ $name != *+offload ]] || way+=" --optimizer-cpu-offload"
         # shellcheck disable=SC2086 # split on purpose

@@ -86,7 +86,7 @@ static int best_answer(Search *s, const Gemm *g, double *first_ms, double *best_
     return 0;
 }
 
-// counts: the row belongs in the table. Other rows are printed as comments.
+// Prints a row of the table, or a comment if `counts` is false.
 static void print_row(const Gemm *g, const char *what, int answer, bool counts, double first, double best) {
     double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k;
     printf("%s    {%lld, %lld, %lld, %d, %d},  // %s: %.0f -> %.0f us (%.0f -> %.0f TFLOP/s)\n",

@@ -313,8 +313,8 @@ static void add_gather(Text *json, const char *rail, const char *node, const Wir
     json_integer(json, node, bytes->weight_intra);
 }
 
-// Adds the bytes of one reduction, of the update, and of one gather of each kind. comm_bound.py
-// computes step times from them.
+// Adds the bytes of one reduction, one update and one gather of each kind. comm_bound.py computes
+// step times from them.
 static void add_buckets(Text *json, const Lab *lab) {
     const Zero *zero = lab->zero;
     const BucketLayout *plan = &zero->base.layout;

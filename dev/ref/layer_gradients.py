@@ -2,9 +2,9 @@
 """Compares the gradients of one transformer layer with PyTorch, at the size of a real model (default
 GPT-125M), which would be too large for a golden file.
 
-PyTorch in fp32 (the reference), PyTorch in bf16 and this program, which reads them from a file, get the
-same bf16 weights and tokens. For every tensor, the error of this program may be at most twice the error
-of PyTorch in bf16, for both the root mean square and the largest error.
+PyTorch in fp32 (the reference), PyTorch in bf16 and this program get the same bf16 weights and tokens,
+which this program reads from a file. For every tensor, the error of this program may be at most twice
+the error of PyTorch in bf16, for both the root mean square and the largest error.
 
     python3 dev/ref/layer_gradients.py build/test/gpu/layer_dump [--seq-length 2048] [--rows 2]
         [--deterministic]          needs PyTorch

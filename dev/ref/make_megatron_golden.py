@@ -106,8 +106,8 @@ def fill(model, rank):
 
 
 def sharded_master_weights(model_state, master_weights, data_rank):
-    """Does what DistributedOptimizer.sharded_param_state_fs_model_space does on two data-parallel ranks that
-    own different amounts of each parameter."""
+    """Imitates DistributedOptimizer.sharded_param_state_fs_model_space on two data-parallel ranks that own
+    different parts of each parameter."""
     from dataclasses import replace
 
     from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory

@@ -187,7 +187,7 @@ woken() {
     if grep -q "all nodes responded" "$work/lines"; then return 0; fi # the node was in time
     [ $rc -eq 7 ] && has "rank 0 .*: node 1 was lost" lines || { say "exit code $rc"; return 1; }
     if grep "rank 1" "$work/lines" | grep -v "this node saved nothing"; then
-        why="rank 1 reports more"
+        why="rank 1 reports more than its own state"
         return 1
     fi
 }

@@ -141,6 +141,6 @@ FILE *open_memstream(char **text, size_t *bytes) {
 int MPI_Abort(void *comm, int code) {
     int (*next)(void *, int);
     *(void **)&next = dlsym(RTLD_NEXT, "MPI_Abort");
-    if (gettid() != getpid()) fprintf(stderr, "MPI_Abort was called by another thread than the main one\n");
+    if (gettid() != getpid()) fprintf(stderr, "MPI_Abort was called outside the main thread\n");
     return next(comm, code);
 }

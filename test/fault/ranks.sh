@@ -26,7 +26,7 @@ no_ranks() { [ -z "$(rank_pids)" ]; }
 killed() { ends_after "killed$1$2" signal_rank "$1" "$2" -- "${@:3}"; } # SIGNAL RANK FLAGS...
 check "kill -9 of rank 0" killed KILL 0
 check "kill -9 of rank 3" killed KILL 3
-check "kill -9 of a rank under SDP4Bit" killed KILL 2 "${paper[@]}"
+check "kill -9 of a rank with SDP4Bit" killed KILL 2 "${paper[@]}"
 check "a rank that crashes" killed SEGV 1
 launcher_reports() { # mpirun notices the death first and prints the rank
     local launcher=(mpirun --oversubscribe)
@@ -40,8 +40,8 @@ if mpirun --version 2>/dev/null |
 phases="(read data|forward and backward|update|evaluate|save checkpoint|sample)"
 # says REGEX: checks that the error line matches.
 says() { grep '^error: ' "$work/err" | grep -qE -- "$1" || say "the error line does not say '$1'"; }
-# A rank hangs, and the others end the job after the time limit. The error line has the hanging rank
-# (not one that waits for it), its step and phase.
+# A rank hangs, and the others end the job after the time limit. The error line names the hanging
+# rank (not one that waits for it), its step and phase.
 hanging() { # RANK FLAGS...
     ends_after "hanging$1" signal_rank STOP "$1" -- --distributed-timeout-minutes 0.05 "${@:2}" || return 1
     error_names 7 "rank $1 has shown no sign of life for" "$rc" &&
@@ -54,7 +54,7 @@ hanging() { # RANK FLAGS...
         { why="last seen at iteration $seen, the log ends at $logged_last"; return 1; }
 }
 check "rank 0 hangs: exit code 7 and one line with its name after --distributed-timeout-minutes" hanging 0
-check "rank 2 hangs under SDP4Bit: the same" hanging 2 "${paper[@]}"
+check "rank 2 hangs with SDP4Bit: the same" hanging 2 "${paper[@]}"
 [ -z "${LONG:-}" ] || for rank in 1 3; do
     for flags in "" "--no-overlap" "--log-interval 1" "--eval-interval 1 --eval-iters 4"; do
         # shellcheck disable=SC2086 # split on purpose
@@ -89,7 +89,7 @@ check "a pipeline stage is stuck in a message" stuck hang 2 2 2 4 "forward and b
     --pipeline-model-parallel-size 2 --gpus-per-node 1
 check "a single rank is stuck in a wait" stuck hang 0 3 1 1 update --gpus-per-node 1
 check "a single rank is stuck" stuck stall 0 3 1 1 update --gpus-per-node 1
-# With many ranks the error line has only the progress of the reporting rank and of the slowest
+# With many ranks the error line shows only the progress of the reporting rank and the slowest
 # ranks.
 stuck_of_eight() {
     SDP4BIT_FAULT=stall:6:3:6 train 8 --gpus-per-node 8 --global-batch-size 16 \
@@ -138,8 +138,8 @@ check "3 ranks and a batch of 8" refused 2 "--global-batch-size 8" 3
 three() { trains 3 --global-batch-size 6 --train-iters 4 "${paper[@]}" --verify-replicas-interval 1; }
 check "3 ranks and a batch of 6" three
 # task VARIABLES...: runs the trainer like a task of srun without MPI support, which starts every
-# task as a separate job. If SLURM_JOB_ID is set, Open MPI would end the task with a message of its
-# own. With PMI_RANK, MPI starts a world of one rank.
+# task as a separate job. If SLURM_JOB_ID is set, Open MPI would end the task with its own
+# message. With PMI_RANK, MPI starts a world of one rank.
 task() {
     env SLURM_NTASKS=4 SLURM_STEP_ID=0 "$@" timeout "$LIMIT" "$BUILD/train_gpt_cpu" "${model[@]}" \
         "${batch[@]}" --data-path "$data" >"$work/out" 2>"$work/err" </dev/null

@@ -11,7 +11,7 @@ says() { grep '^error: ' "$work/err" | grep -qF -- "$1" || say "the error line d
 # --- ranks stopped while MPI starts or ends; the jobs mostly wait, so all run at the same time ---
 shim=$BUILD/test/fault/mpi_shim.so
 # begin CALL RANK [slow]: runs three ranks, of which RANK stops before CALL. With "slow", mpirun is
-# suspended so long that it cannot end the other ranks before each has had time to report the error.
+# suspended until each of the other ranks has had time to report the error.
 begin() {
     local folder=$work/$1.$2${3:+.$3} launcher_id
     mkdir "$folder"
@@ -91,7 +91,7 @@ little_space() { # smaller limits than these make MPI itself fail
         fi
         if grep -q '^error: .*OpenBLAS' "$work/err"; then found=$((found + 1)); fi
     done
-    [ $found -gt 0 ] || { why="OpenBLAS's buffer always fit"; return 1; }
+    [ $found -gt 0 ] || { why="OpenBLAS's buffer fit at every limit"; return 1; }
 }
 if [ "$trainer" != "$BUILD/train_gpt_cpu" ] || ldd "$trainer" | grep -qE 'lib[at]san'; then
     skip "too little address space" "the limits fit only the CPU program without sanitizers"

@@ -1,4 +1,4 @@
-// An argument file (@FILE), processed like by --plan: splits words, parses options, derives fields,
+// An argument file (@FILE), processed as by --plan: splits words, parses options, derives fields,
 // plans memory and communication, and prints the settings.
 #include <math.h>
 

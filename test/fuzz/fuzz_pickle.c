@@ -1,5 +1,5 @@
 // A pickle, which is read without executing code. Accepted values are traversed to a bounded depth,
-// like by the checkpoint readers.
+// as in the checkpoint readers.
 #include "dev/convert/pickle.h"
 #include "test/fuzz/fuzz.h"
 

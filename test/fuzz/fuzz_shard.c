@@ -1,5 +1,5 @@
 // Token shards. The input is <prefix>.idx and <prefix>.bin, separated by eight 0xFF bytes. Accepted
-// shards are read completely, like by the dataset.
+// shards are read completely, as by the dataset.
 #include <sys/mman.h>
 #include <unistd.h>
 

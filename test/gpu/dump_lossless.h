@@ -2,8 +2,8 @@
 #pragma once
 #include "test/gpu/dump.h"
 
-// Encodes, packs, and decodes the payloads of two ranks. Damaged payloads must
-// decode to the same (useless) values on both backends.
+// Encodes, packs and decodes the payloads of two ranks. Damaged payloads must decode to the same
+// (useless) values on both backends.
 typedef struct Coded {
     LosslessLayout layout;
     uint8_t *old, *fresh, *tail, *coded, *messages, *weights;  // device
@@ -113,7 +113,7 @@ static inline void lossless_of(Dump *d, int64_t elements, int64_t tail, Changes 
 }
 
 static inline void lossless(Dump *d) {
-    // With 580 random weights of 1024, some groups just fit into the coded size and some do not.
+    // With 580 random weights in 1024, some groups just fit into the coded size, others do not.
     static const Changes changes[] = {{0.0f, 0, 0},    {1e-6f, 0, 0},      {1e-5f, 0, 0}, {1e-4f, 0, 0},
                                       {1e-3f, 0, 0},   {1e-2f, 0, 0},      {1.0f, 0, 0},  {1e-4f, 10, 60},
                                       {1e-4f, 0, 580}, {1e-5f, 1024, 1024}};

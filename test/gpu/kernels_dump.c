@@ -5,8 +5,8 @@
 //   kernels_dump [--values N] [--case I] [--full FILE]
 //
 //   N     number of gradient values, distributed over the configurations [3 million]
-//   I     run only this configuration, from 0; with a large N each block of threads of a GPU
-//         processes many tiles
+//   I     run only this configuration, from 0; with a large N each thread block of a GPU processes
+//         many tiles
 //   FILE  receives the bytes of all results; cmp finds the first difference
 //
 // Payloads must have identical bytes. In fp32, fp64 and bf16 results all NaNs have the same hash,
@@ -225,9 +225,9 @@ static void first_level(Run *r, int node, int k, const MessageLayout *m, uint8_t
     release(d, self);
 }
 
-// Error feedback between nodes for one quantization of q->grads or of the sums of `sums`. Dumps the
-// residual after gradients are added, the payload, and the remaining residual, then the same after
-// a skipped step.
+// Quantizes q->grads, or the sums of `sums`, with error feedback between nodes. Dumps the residual
+// after gradients are added, the payload and the remaining residual, then the same after a skipped
+// step.
 static void feed_back(Run *r, int k, int node, const QuantizePartitions *q, const SumRequantize *sums) {
     Dump *d = r->d;
     int64_t values = q->slots * r->bucket.matrix_per_rank, bytes = q->message.bytes;
@@ -620,7 +620,7 @@ static void norms(Dump *d) {
         kernel_tree_sum(d->stream, sum, partials, sizes[i]);
         result(d, FP32, sum, 4, "tree sum %" PRId64, sizes[i]);
     }
-    // A sum without a neighbor must not add 0, because -0 + 0 is 0.
+    // A partial sum without a neighbor must stay as it is: adding 0 would turn -0 into 0.
     for (int64_t n = 1; n < 10; n++) {
         const float negative_zeros[10] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f,
                                           -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
@@ -684,8 +684,8 @@ static void step_statuses(Dump *d) {
     release(d, control);
 }
 
-// Checksums of payloads of several sizes, one of which is skipped, and the report of the check
-// after a bit flip.
+// Computes and verifies checksums of payloads of several sizes, one of which is skipped, and then
+// again after a bit flip.
 static void seals(Dump *d) {
     enum { COUNT = 5 };
     static const int64_t sizes[] = {16, 32, 48, 4112, 1000016};
@@ -812,7 +812,7 @@ static void local_steps(Dump *d) {
 
 // Stored payloads are replaced after an applied step and unchanged after a skipped one.
 static void kept_messages(Dump *d) {
-    enum { BYTES = 40016 };  // more than a block of threads copies
+    enum { BYTES = 40016 };  // more than one thread block copies
     uint8_t *host = (uint8_t *)xmalloc(BYTES, "test data");
     for (int i = 0; i < BYTES; i++) host[i] = (uint8_t)(i * 7 + i / 256);
     uint8_t *from = (uint8_t *)upload(d, host, BYTES), *to = (uint8_t *)reserve(d, BYTES);

@@ -129,9 +129,9 @@ static void repeat_head_and_linear(Lab *lab, Checks *v) {
         op_bias_gradient(lab->stream, result[i] + RV * RC, dy, NULL, RN, RV, workspace);
     }
     report(v, same_bits(lab, result[0], result[1], results * sizeof(float)),
-           "head and linear backward are bitwise reproducible: weight gradients and loss", 0);
+           "LM head and linear backward are bitwise reproducible: weight gradients and loss", 0);
     report(v, same_bits(lab, dx[0], dx[1], RN * RC * sizeof(floatX)),
-           "head backward is bitwise reproducible: input gradient", 0);
+           "LM head backward is bitwise reproducible: input gradient", 0);
     release(lab, (void *[]){workspace, x, w, dy, targets, losses, result[0], result[1], dx[0], dx[1], NULL});
 }
 
@@ -174,9 +174,9 @@ static void head_in_two_calls(Lab *lab, Checks *v) {
         if (i == 1) op_loss_sum(lab->stream, &head);
     }
     report(v, same_bits(lab, result[0], result[1], (size_t)results * sizeof(float)),
-           "the head in two calls: weight gradient and losses", 0);
-    report(v, same_bits(lab, dx[0], dx[1], RN * RC * sizeof(floatX)), "the head in two calls: input gradient",
-           0);
+           "the LM head in two calls: weight gradient and losses", 0);
+    report(v, same_bits(lab, dx[0], dx[1], RN * RC * sizeof(floatX)),
+           "the LM head in two calls: input gradient", 0);
     release(lab, (void *[]){x, w, dx[0], dx[1], targets, result[0], result[1], own, workspace, NULL});
 }
 
@@ -379,10 +379,10 @@ static void check_mask(Lab *lab, Checks *v, Call call) {
     int64_t heads = (int64_t)call.B * call.NH, wrong;
     double visible = (double)heads * SIDE * (SIDE + 1) / 2, kept, off;
     double *mask = read_mask(lab, &call, &wrong);
-    report(v, wrong == 0, "dropout: forward and backward use one mask", (double)wrong);
+    report(v, wrong == 0, "dropout: forward and backward use the same mask", (double)wrong);
     mask_statistics(mask, heads, p, &kept, &off);
     report(v, fabs(kept - (1.0 - (double)p)) < 5.0 * sqrt((double)p * (1.0 - (double)p) / visible),
-           "dropout: share of kept probabilities is 1 - p within 5 sigma", kept);
+           "dropout: fraction of kept probabilities is 1 - p within 5 sigma", kept);
     report(v, off < 0.02, "dropout: kept probabilities are multiplied by 1 / (1 - p)", off);
     // Entries of unrelated masks agree by chance: both are dropped or both are kept.
     double chance = (double)p * (double)p + (1.0 - (double)p) * (1.0 - (double)p),
@@ -509,14 +509,16 @@ int main(int argc, char **argv) {
     random_documents(&lab, 4, 512, false, &zeros, &positions);
     Call big = {2, 512, 3, 64, {0.0f, 0, 0, 0}, zeros, 0},
          small = {2, SIDE, 3, SIDE, {0.25f, 4321, 4 * 7 + DROPOUT_ATTENTION, 1000}, NULL, 0};
-    repeat_attention(&lab, &v, big, "attention with document starts repeats itself");
+    repeat_attention(&lab, &v, big, "attention with document starts is bitwise reproducible");
     Call heads = {2, 100, 3, 64, small.dropout, zeros, 0};
     attention_of_heads(&lab, &v, heads);
     big.doc_start = NULL;
-    if (deterministic) repeat_attention(&lab, &v, big, "attention repeats itself in deterministic mode");
+    if (deterministic)
+        repeat_attention(&lab, &v, big, "attention is bitwise reproducible in deterministic mode");
     big.dropout = small.dropout;
     if (deterministic)
-        repeat_attention(&lab, &v, big, "attention with dropout repeats itself in deterministic mode");
+        repeat_attention(&lab, &v, big,
+                         "attention with dropout is bitwise reproducible in deterministic mode");
     check_mask(&lab, &v, small);
     check_against_double(&lab, &v, small);
     small.dropout.p = 0.0f;

@@ -43,7 +43,8 @@ static void test_all_to_all(Checks *c, const Group *group, const Buffers *m, siz
     uint64_t before = comm_sent(group);
     comm_all_to_all(group, m->send, m->recv, bytes, m->stream);
     uint64_t sent = comm_sent(group) - before;
-    check(c, sent == (uint64_t)(size - 1) * bytes, "all-to-all of %zu bytes counted wrong", bytes);
+    check(c, sent == (uint64_t)(size - 1) * bytes, "all-to-all of %zu bytes: wrong count of sent bytes",
+          bytes);
     copy_to_host(m->stream, m->host, m->recv, (size_t)size * bytes);
     stream_synchronize(m->stream);
     size_t wrong = 0;
@@ -65,7 +66,8 @@ static void test_all_gather(Checks *c, const Group *group, const Buffers *m, siz
     uint64_t before = comm_sent(group);
     comm_all_gather(group, m->recv, bytes, m->stream);
     uint64_t sent = comm_sent(group) - before;
-    check(c, sent == (uint64_t)(size - 1) * bytes, "all-gather of %zu bytes counted wrong", bytes);
+    check(c, sent == (uint64_t)(size - 1) * bytes, "all-gather of %zu bytes: wrong count of sent bytes",
+          bytes);
     copy_to_host(m->stream, m->host, m->recv, (size_t)size * bytes);
     stream_synchronize(m->stream);
     size_t wrong = 0;
@@ -180,7 +182,8 @@ static void test_links(Checks *c, const Group *world, Link *const out[2], Link *
         }
     }
     check(c, wrong == 0, "links with messages of %zu bytes: %zu bytes are wrong", bytes, wrong);
-    check(c, comm_sent(world) - before == 2 * all, "links with messages of %zu bytes counted wrong", bytes);
+    check(c, comm_sent(world) - before == 2 * all,
+          "links with messages of %zu bytes: wrong count of sent bytes", bytes);
 }
 
 // Opens the links of the ring in the same order on all ranks.

@@ -262,8 +262,8 @@ static void test_sort(Checks *c) {
         int32_t *none = NULL;
         cudaError_t status = cub::DeviceRadixSort::SortPairs(NULL, bytes, none, none, none, none, rows[i], 0,
                                                              32);
-        check(c, status == cudaSuccess && bytes <= planned, "the sort of %d rows wants %zu bytes of %zu",
-              rows[i], bytes, planned);
+        check(c, status == cudaSuccess && bytes <= planned,
+              "the sort of %d rows needs %zu bytes, reserved %zu", rows[i], bytes, planned);
     }
 }
 

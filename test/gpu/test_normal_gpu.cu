@@ -98,7 +98,7 @@ static void test_weights(Checks *c, Device *device, Stream *stream) {
         for (int64_t j = 0; j < n; j++) differ += host[1 + j] != expected_weight(j, std);
         check(c, differ == 0, "%lld weights, deviation %g: %lld differ", (long long)n, std,
               (long long)differ);
-        check(c, host[0] == 0xEEEE && host[n + 1] == 0xEEEE, "%lld weights, deviation %g: wrote past its end",
+        check(c, host[0] == 0xEEEE && host[n + 1] == 0xEEEE, "%lld weights, deviation %g: wrote past the end",
               (long long)n, std);
     }
     free(host);
@@ -131,7 +131,7 @@ static void test_parts(Checks *c, Device *device, Stream *stream) {
             differ += host[1 + j] != expected_weight(row * COLUMNS + column, 0.02);
         }
         check(c, differ == 0, "part %d of a tensor: %lld weights differ", i, (long long)differ);
-        check(c, host[0] == 0xEEEE && host[n + 1] == 0xEEEE, "part %d of a tensor: wrote past its end", i);
+        check(c, host[0] == 0xEEEE && host[n + 1] == 0xEEEE, "part %d of a tensor: wrote past the end", i);
     }
     free(host);
     device_free(device, weights);

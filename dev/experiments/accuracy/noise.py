@@ -80,7 +80,7 @@ def classify(mean, half):
 
 
 def as_good(mean, half):
-    """Returns "yes", "no" or "unknown": does a preset cost less than MARGIN? None for a single gap.
+    """Returns whether a preset costs less than MARGIN: "yes", "no" or "unknown"; None for a single gap.
 
     "yes" requires the whole interval to be below the margin, not just a gap inside the noise."""
     if half is None:
