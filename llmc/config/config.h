@@ -43,7 +43,8 @@ typedef enum PlanGpu {
     GPU_B200,
     GPU_MI300X,
     GPU_L40S,
-    GPU_RTX_4090
+    GPU_RTX_4090,
+    GPU_RTX_5090
 } PlanGpu;
 typedef enum TimingLogOption { TIMING_MAX, TIMING_MINMAX, TIMING_ALL } TimingLogOption;
 

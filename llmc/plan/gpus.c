@@ -22,6 +22,7 @@ static const Gpu gpus[] = {
     [GPU_MI300X] = {.tflops = 1307, .memory = 5300, .inside = 448, .gib = 191.9},
     [GPU_L40S] = {.tflops = 362, .memory = 864, .inside = 32, .gib = 44.9},
     [GPU_RTX_4090] = {.tflops = 165, .memory = 1008, .inside = 32, .gib = 23.6},
+    [GPU_RTX_5090] = {.tflops = 209, .memory = 1792, .inside = 64, .gib = 31.4},
 };
 
 // Fractions of the data-sheet figures that steps reach on H200s: GEMMs (fitted, see plan_time.c),

@@ -347,10 +347,19 @@ static void print_fits(const Config *c, const Stages *stages, FILE *out) {
         PlanGpu gpu;
         int gigabytes;
     } common[] = {{GPU_H100, 80}, {GPU_H200, 141}};
-    for (size_t i = 0; i < sizeof common / sizeof *common; i++) {
-        double share = gpu_room(common[i].gpu, c, &stages->fullest->mesh);
-        fprintf(out, "  a GPU of %3d GB (%.1f GiB for the plan): ", common[i].gigabytes, share / GIB);
+    const Mesh *mesh = &stages->fullest->mesh;
+    char name[32];
+    if (c->plan_gpu != GPU_H100 && c->plan_gpu != GPU_H200 &&
+        config_choice("plan-gpu", (int)c->plan_gpu, name, sizeof name)) {
+        double share = gpu_room(c->plan_gpu, c, mesh);
+        fprintf(out, "  %s (%.1f GiB for the plan): ", name, share / GIB);
         print_fit(c, stages, share, out);
+    } else {
+        for (size_t i = 0; i < sizeof common / sizeof *common; i++) {
+            double share = gpu_room(common[i].gpu, c, mesh);
+            fprintf(out, "  a GPU of %3d GB (%.1f GiB for the plan): ", common[i].gigabytes, share / GIB);
+            print_fit(c, stages, share, out);
+        }
     }
     if (device_kind()->own_memory) return;
     fprintf(out, "    (approximate: only build/train_gpt --plan includes the workspaces of GPU ops)\n");

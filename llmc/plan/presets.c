@@ -24,8 +24,9 @@ const Preset presets[PRESETS] = {
      "gradients between nodes in EDEN's 2 bits with error feedback, weights in 4 bits", .eden = true,
      .error_feedback = true, .gradient_bits = 2, .weight_bits = 4},
     {"local", 1.5, "@configs/local.args",
-     "nodes train independently, with an outer sync every 30 steps in EDEN's 4 bits", .eden = true,
-     .gradient_bits = 4, .weight_bits = 4, .local_steps = 30}};
+     "nodes train independently, with an outer sync every 30 steps in EDEN's 4 bits; this is another "
+     "algorithm, so compare its loss with the baseline's first",
+     .eden = true, .gradient_bits = 4, .weight_bits = 4, .local_steps = 30}};
 
 static void quantize_gradients(Config *c, const Preset *preset) {
     c->quantized_gradients = preset->gradient_bits > 0;
