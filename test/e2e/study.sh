@@ -138,7 +138,7 @@ made four baseline 1 3.0 32
 check "results with different settings" wrong "global_batch_size" "$work/one" "$work/four"
 made five baseline 1 9.0
 check "two results for one run" wrong "baseline seed 1" "$work/one" "$work/five"
-check "no baseline" wrong "run it first" "$work/two"
+check "no baseline" wrong "run the baseline first" "$work/two"
 printf '{"arm":' >"$work/five/qwd.1.json"
 check "a truncated result" wrong "not a result of this program" "$work/five"
 rm "$work/five"/*
