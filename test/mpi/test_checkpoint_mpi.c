@@ -317,7 +317,7 @@ static void test_background(Test *t) {
         parts++;
     }
     if (!ok) printf("%s\n", err.what);
-    check(t, ok && parts == 3 && checkpoint_job_state(job)->iteration == 500, "a save in the background");
+    check(t, ok && parts == 3 && checkpoint_job_state(job)->iteration == 500, "a background save succeeds");
     checkpoint_job_free(job);
     free(s.save.staging);
     MPI_Barrier(MPI_COMM_WORLD);
@@ -368,10 +368,10 @@ static void test_short_staging(Test *t) {
     unsigned char *past_end = (unsigned char *)s.save.staging + s.save.staging_bytes;
     *past_end = 0xa5;
     check(t, same_error(!save_whole(&s.save, &err), &err, "this is a bug") && *past_end == 0xa5,
-          "staging memory that is too small on one rank");
+          "all ranks report too small staging memory");
     if (short_here) s.save.staging_bytes++;
     check(t, save_whole(&s.save, &err) && loads(t, MPI_COMM_WORLD, 450, 2),
-          "staging memory that is just large enough");
+          "staging memory of exactly the required size suffices");
     free(s.save.staging);
     MPI_Barrier(MPI_COMM_WORLD);
     prepare(&s, t, 400);

@@ -327,7 +327,7 @@ int main(int argc, char **argv) {
     if (!ok) printf("# %s\n", output);
     report(site.rank, "without a watchdog thread the job ends", ok);
     watchdog_open(&site, launch.host, launch.size, 0);  // without a time limit
-    report(site.rank, "opened again without a limit",
+    report(site.rank, "the watchdog opens again without a time limit",
            site.heartbeat != NULL && busy_rank_is_named(&site, launch.size, 1));
     watchdog_close(&site);
     launch_finalize(&launch);

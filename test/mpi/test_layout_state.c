@@ -424,16 +424,16 @@ static void test_replicas(const Layout *l) {
     check(verify(l, &repairs, &err) && repairs == 0 && holds(l, false), l, "equal replicas are not changed");
     // Only data-parallel ranks have copies of a split tensor.
     const char *cut = "layers.0.mlp.dense_h_to_4h.weight", *vector = "layers.3.input_norm.bias";
-    test_flipped_bit(l, cut, 0, holders_of(l, cut) > 1, "a bit of a cut tensor");
+    test_flipped_bit(l, cut, 0, holders_of(l, cut) > 1, "a flipped bit of a split tensor");
     bool twice = T > 1 || D > 1;
-    test_flipped_bit(l, "position_embeddings", T - 1, twice, "a bit of a replicated matrix");
+    test_flipped_bit(l, "position_embeddings", T - 1, twice, "a flipped bit of a replicated matrix");
     bool held = T > 1 || holders_of(l, vector) > 1;
-    test_flipped_bit(l, vector, ranks - 1, held, "a bit of a replicated vector");
-    test_flipped_bit(l, "word_embeddings", last, P > 1 || D > 1, "a bit of a copy of the embedding");
+    test_flipped_bit(l, vector, ranks - 1, held, "a flipped bit of a replicated vector");
+    test_flipped_bit(l, "word_embeddings", last, P > 1 || D > 1, "a flipped bit of a copy of the embedding");
     test_flipped_version(l, "position_embeddings", T - 1, twice,
-                         "a bit of a matrix that is not rounded master weights");
+                         "a flipped bit of a matrix that differs from its master weights");
     test_flipped_version(l, "word_embeddings", last, P > 1 || D > 1,
-                         "a bit of an embedding that is not rounded master weights");
+                         "a flipped bit of an embedding that differs from its master weights");
     if (T == 2)
         test_drift(l, "position_embeddings", l->mesh.pp.rank == 0 && l->mesh.tp.rank == 1,
                    "embedding.position_embeddings.weight on ranks 0, 1");

@@ -178,8 +178,8 @@ static int test_ring(Device *device, int rank, int size) {
     mesh_close(&mesh);
     release(out);
     release(in);
-    static const char *const what[4] = {"expected ahead", "sent ahead", "sent before a barrier",
-                                        "bytes are counted"};
+    static const char *const what[4] = {"receives posted before sends", "sends before receives",
+                                        "sends before a barrier", "bytes are counted"};
     int failures = 0;
     for (int i = 0; i < 4; i++) {
         bool everywhere = peers_agree(everyone, ok[i], NULL, NULL);

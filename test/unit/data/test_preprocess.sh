@@ -30,7 +30,7 @@ refused() {
         [ ! -e "$work/bad_text_document.idx" ] && [ ! -e "$work/bad_text_document.bin" ]
     local good=$?
     [ "$good" -eq 0 ] || { echo "# exit $rc, wanted $code and '$text':"; sed 's/^/# /' "$work/err"; }
-    report "$name" "$good"
+    report "error for $name" "$good"
 }
 
 # --- the format: documents [5,6,50256], [], [7,50256] have the same bytes as from Megatron-LM ---
@@ -132,12 +132,12 @@ END
         [ $? -eq 5 ] && [ "$(grep -c '^error: ' "$work/err_parquet")" -eq 1 ] && ! pre --input - \
             --tokenizer-type Byte --output-prefix "$work/bad" <"$work/half.jsonl" &&
             [ ! -e "$work/bad_text_document.idx" ]
-        report "parquet_to_jsonl ${wrong//$work\//}: refused, as is its output" $?
+        report "parquet_to_jsonl ${wrong//$work\//} is refused, and so is its output" $?
     done
 else
     parquet "$work/a.parquet" >"$work/half.jsonl"
     [ $? -eq 3 ] && grep -q 'pip install pyarrow' "$work/err_parquet"
-    report "parquet_to_jsonl without pyarrow" $?
+    report "parquet_to_jsonl reports a missing pyarrow" $?
     echo "skip parquet files: $PYTHON has no pyarrow"
 fi
 

@@ -75,7 +75,7 @@ has "the meaning of tail noise" \
     "tail noise: standard error of the mean over the tail of this pair of runs, which does not"
 has "the variation between seeds" "include the variation between seeds, many times as large (see --help)"
 [ "$(grep -c '^tail noise' "$folder/out")" = 1 ] || fail "the meaning of tail noise is printed once"
-head -n 1 "$folder/out" | grep -q ' gap  *tail ' || fail "the error's column"
+head -n 1 "$folder/out" | grep -q ' gap  *tail ' || fail "column headings"
 has "note" "quant: loss +0.98 % compared with base over iterations 81 to 100, \
 4.00x fewer bytes between nodes, 1.25x its tokens/s"
 has "curves, head" "iteration base quant difference"
@@ -99,14 +99,14 @@ has "a narrow window, of every iteration" \
 
 runs 0 base="$folder/base.jsonl" quant="$folder/quant.jsonl" --x iteration --svg "$folder/i.svg"
 well_formed "$folder/i.svg"
-[ "$(grep -c '<polyline' "$folder/i.svg")" = 5 ] || fail "plot over iterations alone"
-if grep -q 'training time' "$folder/i.svg"; then fail "plot over iterations alone: no time"; fi
+[ "$(grep -c '<polyline' "$folder/i.svg")" = 5 ] || fail "a plot over iterations has five lines"
+if grep -q 'training time' "$folder/i.svg"; then fail "a plot over iterations shows time"; fi
 
 # Over time, the faster run's curve ends at 10 * 9.999 + 90 * 0.16 = 114.39 s, the other one at
 # 117.99 s. The axis starts at pixel 92 and is 720 pixels long.
 for end in "base 812.0" "quant 790.0"; do
     grep -o '<polyline class="soft[^>]*>' "$folder/a.svg" | tail -n 2 | grep -q " ${end#* },[0-9.]*\"/>" ||
-        fail "where the curve of ${end% *} ends over time"
+        fail "the curve of ${end% *} ends at the wrong time"
 done
 
 # Ten iterations have a gap of 0.03, then ten a gap of 0.05. The correlation r = 17/20 of neighbors
@@ -118,7 +118,7 @@ two_steps() { # ABOVE_FIRST_TEN ABOVE_LAST_TEN
 two_steps 0.03 0.05 > "$folder/drift.jsonl"
 two_steps 0 0 > "$folder/straight.jsonl"
 runs 0 straight="$folder/straight.jsonl" drift="$folder/drift.jsonl"
-grep -q '^drift .* +0.0400 .* 0.0081$' "$folder/out" || fail "error of pairs that resemble their neighbors"
+grep -q '^drift .* +0.0400 .* 0.0081$' "$folder/out" || fail "standard error of correlated neighbors"
 runs 0 straight="$folder/straight.jsonl" drift="$folder/drift.jsonl" --svg "$folder/d.svg"
 if grep -q 'training time' "$folder/d.svg"; then fail "logs without times are plotted over iterations"; fi
 
@@ -132,13 +132,13 @@ lacks "a difference over time" "difference"
 mkdir "$folder/run7"
 cp "$folder/base.jsonl" "$folder/run7/log.jsonl"
 runs 0 "$folder/base.jsonl" "$folder/run7/log.jsonl"
-grep -q '^base ' "$folder/out" || fail "named by file"
+grep -q '^base ' "$folder/out" || fail "a log is named after its file"
 runs 0 "$folder/base.jsonl"
 lacks "one log has no gap, nor its noise" "noise"
 runs 0 "$folder/base.jsonl" "$folder/run7/log.jsonl"
-grep -q '^run7 .*+0.0000' "$folder/out" || fail "named by folder"
+grep -q '^run7 .*+0.0000' "$folder/out" || fail "a log is named after its folder"
 
-grep -q '^run7: loss +0.00 % .*, as many bytes between nodes' "$folder/out" || fail "equal logs"
+grep -q '^run7: loss +0.00 % .*, as many bytes between nodes' "$folder/out" || fail "comparison of equal logs"
 
 # If one log is shorter, the last common iterations are compared: 41 to 60.
 json_log 0.03 0.05 10000000 160 1250 60 > "$folder/short.jsonl"
@@ -157,7 +157,7 @@ grep -qF '+0.0400' "$folder/out" || fail "gap at common iterations"
 runs 0 r="$folder/resumed.jsonl"
 # The mean of the last 20 iterations is 5.095: 4.545 for iterations 41 to 50 of the second part, and
 # 5.645 for 31 to 40 of the first part.
-grep -q '^r  *50  *4.5000  *5.0950 ' "$folder/out" || fail "resumed run"
+grep -q '^r  *50  *4.5000  *5.0950 ' "$folder/out" || fail "losses of a resumed run"
 grep -q '1 unreadable JSON lines' "$folder/err" || fail "a truncated line inside the log is not reported"
 
 # Two runs in one file are distinguished by the flags at their start, except folders and lengths.
@@ -235,7 +235,7 @@ awk 'BEGIN { for (i = 10; i <= 100; i += 10) {
 runs 0 base="$folder/base.jsonl" quant="$folder/quant.log"
 has "text against JSON lines" "quant 100 4.0850 4.2850 +0.0400 +0.94 0.0000 - 1,250 10.000 2.500 16.0"
 runs 0 quant="$folder/quant.log" base="$folder/base.jsonl"
-grep -q '^base .* -0.0400  *-0.93 ' "$folder/out" || fail "the other way round"
+grep -q '^base .* -0.0400  *-0.93 ' "$folder/out" || fail "comparison in the other direction"
 
 # NaN in three forms: JSON null, "nan" in this program's text, and a field that Megatron-LM omits.
 # The plot has a gap.
@@ -338,7 +338,7 @@ one_error "too large or too small; look for"
 printf '{"kind":"train","iteration":1,"loss":0}\n{"kind":"valid","iteration":1,"split":"valid","loss":0}\n' \
     > "$folder/zero.jsonl"
 runs 0 a="$folder/zero.jsonl" b="$folder/zero.jsonl"
-grep -q '^b .* nan ' "$folder/out" || fail "a reference of zero"
+grep -q '^b .* nan ' "$folder/out" || fail "percentage of a zero reference loss"
 
 if [ "$failures" != 0 ]; then
     echo "compare_logs: $failures checks failed"

@@ -69,8 +69,8 @@ same("long files are cut", [len(documents) > 10, max(map(len, documents)) < 2000
 raise SystemExit(failures > 0)
 END
 says() { if grep -qF "$2" "$work/err"; then ok "$1"; else not_ok "$1" "$(tail -n 1 "$work/err")"; fi; }
-says "a file that cannot be read is told" "broken.txt.gz: "
-says "what each package gave" "alpha  "
+says "a file that cannot be read is reported" "broken.txt.gz: "
+says "each package is listed" "alpha  "
 
 # --- the script, with packages built here ---
 if [ -x "${BUILD:-build}/preprocess_data" ] && command -v dpkg-deb >/dev/null; then

@@ -210,8 +210,8 @@ static void pipeline_stages_gather_more(void **state) {
 }
 
 // Each node is a replica group of two ranks, and a rank's shard has 65536 elements. Every four
-// steps the groups exchange half of that in each direction. Inside the node, a step sends as many
-// bytes as two shards above.
+// steps the groups reduce-scatter and all-gather it, which sends half of the shard twice. Inside
+// the node, a step sends as many bytes as above for two shards.
 static void replica_groups_sync_every_h_steps(void **state) {
     Case c;
     Error err;

@@ -53,9 +53,9 @@ doctor() {
 # says NAME PATTERN: checks that a line of the report matches.
 says() {
     if grep -qE -- "$2" "$work/out"; then
-        echo "ok $1"
+        echo "ok reports $1"
     else
-        echo "not ok $1: no line like '$2'"
+        echo "not ok reports $1: no line like '$2'"
         sed 's/^/#   /' "$work/out"
         failed=1
     fi
@@ -63,11 +63,11 @@ says() {
 
 driver 580.65 13.0 "NVIDIA H200" 9.0
 doctor 0
-says "a machine with everything" '^The GPU program can be built and run here\.$'
-says "versions and places of libraries" \
+says "a complete machine" '^The GPU program can be built and run here\.$'
+says "versions and paths of libraries" \
     "^NCCL +ok 2\.28 \($toolkit/include/nccl.h, $toolkit/lib64/libnccl.so.2\)"
 says "cuDNN's version" '^cuDNN +ok 9\.19 '
-says "GPUs are counted and named" '^GPU +ok 2 x NVIDIA H200, 143771 MiB, compute capability 9\.0$'
+says "the number and names of GPUs" '^GPU +ok 2 x NVIDIA H200, 143771 MiB, compute capability 9\.0$'
 says "the commit, for a bug report" '^commit +[0-9a-f]{7}|^commit +unknown'
 
 driver 550.54 12.4 "NVIDIA H200" 9.0
@@ -81,7 +81,7 @@ says "a program that no longer finds a library" '/train_gpt +does not find libcu
 says "NCCL_HOME without NCCL" '^NCCL +wrong: NCCL_HOME=/nowhere has no include/nccl\.h'
 says "CUDNN_HOME without cuDNN" '^cuDNN +wrong: CUDNN_HOME=/nowhere has no include/cudnn\.h'
 says "CUDNN_FRONTEND without cudnn-frontend" '^cudnn-frontend +wrong: CUDNN_FRONTEND=/nowhere '
-says "what is lacking, in one line" 'cannot be built here yet; missing: NCCL, cuDNN, cudnn-frontend\.$'
+says "all missing components in one line" 'cannot be built here yet; missing: NCCL, cuDNN, cudnn-frontend\.$'
 
 driver 535.1 12.2 "Tesla V100" 7.0
 toolkit_is 11.8
@@ -93,12 +93,12 @@ printf '#!/bin/sh\necho "Failed to initialize NVML: Driver/library version misma
     >"$work/bin/nvidia-smi"
 rm "$work/bin/mpicc"
 doctor 3 CUDA_HOME="$work/none"
-says "no nvcc" '^CUDA compiler +missing: no nvcc in '
-says "no mpicc" '^MPI compiler +missing \(libopenmpi-dev\)$'
+says "a missing nvcc" '^CUDA compiler +missing: no nvcc in '
+says "a missing mpicc" '^MPI compiler +missing \(libopenmpi-dev\)$'
 says "a driver that does not answer" '^driver +does not answer: Failed to initialize NVML'
-says "the CPU program cannot be built" '^The CPU program cannot be built here yet'
+says "that the CPU program cannot be built" '^The CPU program cannot be built here yet'
 
 rm "$work/bin/nvidia-smi"
 doctor 3
-says "no driver" '^driver +missing'
+says "a missing driver" '^driver +missing'
 exit $failed

@@ -33,7 +33,7 @@ levels() {
         ends_with "${level#* } passed, 0 failed, 0 skipped" || { why="${level% *}: $why"; return 1; }
     done
 }
-check "levels" levels
+check "each level runs the right rows" levels
 counted() {
     plays default 2 '
         add one lines bash -c "echo ok a; echo ok b; echo not ok c; echo skip d: why; exit 1"
@@ -59,7 +59,7 @@ too_long() {
     limit=1 plays default 2 'add one endless sleep 100; add one fine true'
     ends_with "1 passed, 1 failed, 0 skipped" && grep -q 'took longer than 1 s' "$work/out"
 }
-check "a hanging row" too_long
+check "a row that exceeds the time limit fails" too_long
 # Each row records its start and end. Rows that must not run concurrently must not overlap.
 together() {
     plays default 3 '
@@ -114,5 +114,5 @@ left() { # the cost table, scaled by the ratio of actual to expected time so far
     plays default 1 'add one b true; add one dear true; expected_done=100000 taken_done=1000000'
     grep -q ' b .*, about 5 min left$' "$work/out" || { why=$(cat "$work/out"); return 1; }
 }
-check "the remaining time" left
+check "the remaining time is estimated" left
 finish
