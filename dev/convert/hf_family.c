@@ -119,7 +119,7 @@ static const HfKey LLAMA_KEYS[] = {
     OPPOSITE("tie_word_embeddings", "untie_embeddings_and_output_weights", "true"),
 };
 
-#define ROTATIONS "rotary positions are one object of numbers"
+#define ROTATIONS "rotary settings must be one flat object of numbers"
 #define WHOLE_HEADS "rotary positions apply to whole heads"
 #define ALL_TOKENS "sliding-window attention is not supported"
 static const HfFixed LLAMA_FIXED[] = {

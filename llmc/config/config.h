@@ -173,8 +173,8 @@ typedef struct Config {
     int micro_batches;                                       // per iteration, at the full global batch size
     int64_t rampup_start, rampup_increment, rampup_samples;  // 0: no ramp-up
     int64_t total_samples;     // whole run: --train-samples, or train_iters * global_batch_size
-    double warmup_samples_wn;  // Wn, may be fractional
-    int64_t decay_samples_dn;  // Dn
+    double warmup_samples_wn;  // length of the warm-up, may be fractional
+    int64_t decay_samples_dn;  // length of the schedule, including the warm-up
     int64_t wsd_samples;       // length of the WSD decay, within decay_samples_dn
     // Samples over which weight decay changes from start_weight_decay to end_weight_decay.
     int64_t weight_decay_samples;
@@ -265,8 +265,8 @@ const Option *config_options(int *rows);
 typedef struct Schedule {
     LrStyle style;
     double lr, min_lr, lr_init;
-    double warmup_samples;  // Wn, may be fractional
-    double decay_samples;   // Dn
+    double warmup_samples;  // length of the warm-up, may be fractional
+    double decay_samples;   // length of the schedule, including the warm-up
     WsdStyle wsd_style;
     double wsd_samples;  // LR_WSD: length of the final decay, within decay_samples
     double start_weight_decay, end_weight_decay;

@@ -39,7 +39,7 @@ typedef struct Option {
     // Without dashes. NULL: a heading. "moe-*" in a refused row matches every name with that
     // prefix.
     const char *name;
-    const char *alias;  // other names with the same meaning, "a b", or NULL
+    const char *alias;  // other names with the same meaning, separated by spaces; NULL: none
     OptionKind kind;
     OptionUse use;
     int roles;            // the program's own column; see config_roles.h for the trainer

@@ -163,8 +163,8 @@ static __device__ __forceinline__ void tile_scores(float *scores, const __nv_bfl
     }
 }
 
-// One warp's part of a (ROWS, HDP) result: row group warp / 2, and column fragments warp % 2, warp
-// % 2 + 2, ...
+// One warp's part of a (ROWS, HDP) result: row group warp / 2, and every second column fragment,
+// starting at warp % 2.
 template <int HDP> struct Result { Accumulator part[Tile<HDP>::FRAGMENTS]; };
 template <int HDP> static __device__ __forceinline__ void clear(Result<HDP> &result) {
 #pragma unroll

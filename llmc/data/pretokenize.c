@@ -18,7 +18,7 @@ typedef size_t (*CutByHand)(const PieceSplitter *splitter, const char *text, siz
 struct PiecePattern {
     pcre2_code *code;
     CutByHand by_hand;  // piece_end_pcre2 if the pattern has no fast path
-    size_t digits;      // maximum digits of a piece
+    size_t digits;      // maximum number of digits in a piece
 };
 
 struct PieceSplitter {
@@ -67,7 +67,7 @@ static pcre2_code *compile(const char *regex, const char *file, Error *err) {
     }
     if (code && !empty) return code;
     data_error(err, "%s: PCRE2 cannot split text by the pattern \"%.80s\": %s", file, regex,
-               code ? "it matches the empty text" : message);
+               code ? "it matches the empty string" : message);
     pcre2_code_free(code);
     return NULL;
 }

@@ -5,8 +5,8 @@
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
 
-// By increasing priority; the highest reason on any rank wins. STOP_ANOMALY: the anomaly guard of a
-// replica group ends the run.
+// In order of increasing priority; the highest reason of any rank wins. STOP_ANOMALY: the anomaly
+// guard of a replica group ends the run.
 typedef enum StopReason { STOP_NONE, STOP_DURATION, STOP_SIGNAL, STOP_ANOMALY, STOP_DATA } StopReason;
 
 typedef struct Stop {

@@ -154,7 +154,7 @@ other_data() {
         || return 1
     grep -q 'data_path was .*, so training continues with the data in a different order' "$work/out" &&
         [ "$(field other_data consumed_samples | head -n 1)" = "9 72" ] ||
-        { why="no note, or $(field other_data consumed_samples | head -n 1)"; return 1; }
+        { why="no note about data_path, or iteration and samples $(field other_data consumed_samples | head -n 1)"; return 1; }
 }
 check "other data: reported, and the sample counter continues" other_data
 tuned() { # loads only weights; data, schedule, length, batch size and number of ranks differ

@@ -379,7 +379,8 @@ says_nothing() {
     ! grep -q 'communication:' "$work/out" "$work/err"
 }
 check "a rank of a surrounding mpirun prints nothing" says_nothing
-# An inspection between two parts of a run moves the run's log aside. The second part restores it.
+# A start without CHECKPOINT_PATH between two parts of a run moves the run's log aside. The next
+# part restores it.
 parts() {
     local part
     rm -rf "$work/logs" "$work/unsaved"/*

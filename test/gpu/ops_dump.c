@@ -49,7 +49,7 @@ static Dropout dropout_of(float p, int site) {
 
 // --- initial weights -----------------------------------------------------------------------------
 
-// Writes to an address that is only 2-byte aligned, like a bias may be. Memory after the values
+// Writes to an address that is only 2-byte aligned, as a bias may be. Memory after the values
 // must not change.
 static void case_init(Dump *d, int64_t n, double std) {
     Lab *lab = &d->lab;

@@ -278,7 +278,7 @@ static void patterns_are_translated_or_refused(void **state) {
     }
     Error err = {0};
     assert_null(piece_pattern_compile("a*", "here", &err));
-    assert_true(err.code == EXIT_DATA && strstr(err.what, "matches the empty text"));
+    assert_true(err.code == EXIT_DATA && strstr(err.what, "matches the empty string"));
     assert_null(piece_pattern_compile("a)", "here", &err));
     assert_true(err.code == EXIT_DATA && strstr(err.what, "here"));
 }

@@ -138,7 +138,7 @@ lacks "one log has no gap, nor its noise" "noise"
 runs 0 "$folder/base.jsonl" "$folder/run7/log.jsonl"
 grep -q '^run7 .*+0.0000' "$folder/out" || fail "a log is named after its folder"
 
-grep -q '^run7: loss +0.00 % .*, as many bytes between nodes' "$folder/out" || fail "comparison of equal logs"
+grep -q '^run7: loss +0.00 % .*, the same number of bytes between nodes' "$folder/out" || fail "comparison of equal logs"
 
 # If one log is shorter, the last common iterations are compared: 41 to 60.
 json_log 0.03 0.05 10000000 160 1250 60 > "$folder/short.jsonl"

@@ -251,8 +251,9 @@ static Drift drift_of(GradFormat format, bool feedback) {
     return drift;
 }
 
-// With error feedback this error is constant, even at 2 bits. Without it, the error grows with the
-// square root of the number of steps, or linearly if rounding is biased.
+// With error feedback, the error of the accumulated payloads (see Drift) stays constant, even at 2
+// bits. Without it, the error grows with the square root of the number of steps, or linearly if
+// rounding is biased.
 static void test_error_feedback(void **state) {
     static const struct {
         const char *name;

@@ -218,7 +218,7 @@ static void a_skipped_step(void **state) {
     }
 }
 
-// Sets elements in several ranges, and one in the tail, to invalid values.
+// Sets gradients in several ranges, and one in the tail, to values that the update refuses.
 static void spoil_gradients(State *s) {
     s->grads[5] = NAN;
     s->grads[70000] = INFINITY;
