@@ -166,7 +166,11 @@ static void write_args(const ImportedModel *m, const char *source, Text *out) {
         if (idle || derived || cJSON_IsNull(item) || cJSON_IsFalse(item)) continue;
         model_flag_text(item, value, sizeof value);
         const char *text_value = cJSON_IsString(item) ? item->valuestring : value;
-        write_flag(out, item->string, cJSON_IsTrue(item) ? "" : text_value);
+        // Absolute, because the file may be used from any directory.
+        bool is_path = strstr(item->string, "_file") || strcmp(item->string, "tokenizer_model") == 0;
+        char *absolute = is_path ? realpath(text_value, NULL) : NULL;
+        write_flag(out, item->string, cJSON_IsTrue(item) ? "" : absolute ? absolute : text_value);
+        free(absolute);
     }
     if (m->config.tokenizer_type == TOKENIZER_NULL)
         text_add(out, "--vocab-size %d\n", m->config.vocab_size_unpadded - 1);

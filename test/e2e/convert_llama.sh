@@ -80,6 +80,13 @@ tokenizer_json_first() {
         { why="${why:-wrong tokenizer type}"; return 1; }
 }
 check "tokenizer.json takes precedence over vocab.json" tokenizer_json_first
+absolute_path() { # model.args may be used from another directory
+    (cd "$work" && "$BUILD/convert_checkpoint" --from-hf both --save relative.run \
+        --make-vocab-size-divisible-by 8 >out 2>err) || { why="$(head -n 1 "$work/err")"; return 1; }
+    grep -qx -- "--tokenizer-model $work/relative.run/tokenizer.json" "$work/relative.run/model.args" ||
+        { why="$(grep tokenizer-model "$work/relative.run/model.args")"; return 1; }
+}
+check "model.args has the absolute path of the tokenizer" absolute_path
 
 # A model that is neither a GPT-2 nor a Llama cannot be exported.
 data=$work/text_text_document
