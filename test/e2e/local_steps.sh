@@ -174,26 +174,6 @@ killed() {
         --save "$work/killed" --load "$work/killed"
 }
 check "a killed node loses only its own work" killed
-# A stopped node is continued while the other node, whose disk is slow, saves without it.
-woken() {
-    local rc=0
-    slow_disk 4000 0 in_background woken 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 \
-        --lr-decay-iters 100 --eval-interval 100000 --save-interval 100000 --save "$work/woken" "${soon[@]}"
-    wait_for_iteration woken 25 && signal_rank STOP 1 || return 1
-    sleep 8
-    signal_rank CONT 1
-    wait "$job" || rc=$?
-    grep '^error' "$work/err" >"$work/lines"
-    if grep -q "all nodes responded" "$work/lines"; then return 0; fi # the node was in time
-    # If the late node ends first, mpirun may end the other one before it has printed its line.
-    [ $rc -eq 7 ] && [ -s "$work/lines" ] || { say "exit code $rc"; return 1; }
-    if grep "rank 1" "$work/lines" | grep -v "this node saved nothing"; then
-        why="rank 1 reports more than its own state"
-        return 1
-    fi
-}
-if [ -e "$shim" ]; then check "a node that continues too late reports only its own state" woken
-else skip "a node that continues too late reports only its own state" "$shim is not built"; fi
 # SIGTERM arrives while one node is slow, which looks as if the launcher were ending the job. The
 # slow node responds in time, so all nodes save.
 late() {
