@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs mpirun with the same arguments, and replaces its messages about failed ranks by one line that
-# names a killed rank and its signal. Programs print an error line themselves before they exit.
+# Runs mpirun with the same arguments, and replaces its messages about failed ranks with one line
+# that names a killed rank and its signal. Programs print an error line themselves before they exit.
 # Other messages, such as too few slots or a missing program, are kept. (mpirun -q of Open MPI 4
 # hides all of them.)
 #

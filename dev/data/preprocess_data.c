@@ -185,10 +185,10 @@ static const char *advice_for(const char *line, size_t bytes) {
 static bool add_json_line(const Job *job, Block *block, Encoder *encoder, JsonText *json, const char *line,
                           size_t bytes) {
     JsonlText found;
-    static const char byte_order_mark[3] = "\xEF\xBB\xBF";
+    static const char byte_order_mark[3] = {'\xEF', '\xBB', '\xBF'};
     if (bytes >= 3 && !memcmp(line, byte_order_mark, 3)) line += 3, bytes -= 3;
     size_t blanks = 0;
-    while (blanks < bytes && strchr(" \t\r", line[blanks])) blanks++;
+    while (blanks < bytes && memchr(" \t\r", line[blanks], 3)) blanks++;
     if (blanks == bytes) return true;
     char *why = block->why;
     const size_t capacity = sizeof block->why;

@@ -233,21 +233,24 @@ static bool finish_schedule(Config *c, Error *err) {
                                c->global_batch_size);
         }
     }
-    if (!c->skip_train && c->lr_decay_style == LR_WSD && c->wsd_samples > c->decay_samples_dn) {
-        return usage_error(err,
-                           "--lr-wsd-decay-* lasts %lld samples, longer than the whole decay of %lld "
-                           "samples; shorten it or lengthen --lr-decay-*",
-                           (long long)c->wsd_samples, (long long)c->decay_samples_dn);
-    }
     c->warmup_samples_wn = c->lr_warmup_fraction > 0 ? c->lr_warmup_fraction * (double)c->decay_samples_dn
                                                      : (double)warmup;
-    if (!c->skip_train && c->warmup_samples_wn >= (double)c->decay_samples_dn) {
-        double unit = c->train_samples ? 1 : c->global_batch_size;  // samples in the user's unit
+    if (c->skip_train) return true;  // no schedule is used
+    // Lengths in messages have the unit of the flags.
+    const char *unit = c->train_samples ? "samples" : "iterations";
+    double samples_per_unit = c->train_samples ? 1 : c->global_batch_size;
+    double decay = (double)c->decay_samples_dn / samples_per_unit;
+    if (c->lr_decay_style == LR_WSD && c->wsd_samples > c->decay_samples_dn) {
+        return usage_error(err,
+                           "--lr-wsd-decay-* lasts %.10g %s, longer than the whole decay of %.10g; "
+                           "shorten it or lengthen --lr-decay-*",
+                           (double)c->wsd_samples / samples_per_unit, unit, decay);
+    }
+    if (c->warmup_samples_wn >= (double)c->decay_samples_dn) {
         return usage_error(err,
                            "the warm-up of %.10g %s is not shorter than the decay of %.10g; "
                            "shorten --lr-warmup-* or lengthen --lr-decay-*",
-                           c->warmup_samples_wn / unit, c->train_samples ? "samples" : "iterations",
-                           (double)c->decay_samples_dn / unit);
+                           c->warmup_samples_wn / samples_per_unit, unit, decay);
     }
     return true;
 }

@@ -77,7 +77,7 @@ check "one token outside the vocabulary, read in training" refused 5 "32639" "${
 check "one token outside the vocabulary, read in validation" refused 5 "32639" "${four[@]}" --train-iters 3 \
     --split 10,90,0 --eval-interval 2 --eval-iters 150 --log-interval 1000
 check "one token outside the vocabulary, --check-data" refused 5 "32639" "${four[@]}" --check-data
-check "a vocabulary smaller than that of the data" refused 5 "vocabulary" "${four[@]}" \
+check "a vocabulary that is too small for the data" refused 5 "vocabulary" "${four[@]}" \
     --tokenizer-type NullTokenizer --vocab-size 40
 
 # --- files truncated during training: the rank that reads the missing part ends the job ---

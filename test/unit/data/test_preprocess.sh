@@ -279,6 +279,8 @@ refused "a parquet file" 5 "$work/a.parquet is a parquet file; use a pipe: dev/d
     --input "$work/a.parquet"
 refused "a parquet file as plain text" 5 "is a parquet file" byte --text --input "$work/a.parquet"
 printf '[{"text": "x"},\n{"text": "y"}]\n' >"$work/array.json"
+printf '{"text": "x"}\n\0\0\n' >"$work/nul.jsonl"
+refused "a line of NUL bytes" 5 "$work/nul.jsonl line 2 is not valid JSON" byte --input "$work/nul.jsonl"
 refused "a JSON array" 5 "for a JSON array with: jq -c '.[]'" byte --input "$work/array.json"
 refused "a line without the key" 5 "$work/bad.jsonl line 4003 lacks the key \"text\"" line '{"txt": "x"}'
 refused "a text that is not a string" 5 "$work/bad.jsonl line 4003 has a \"text\" that is not a string" line \

@@ -140,6 +140,14 @@ grep -q '^run7 .*+0.0000' "$folder/out" || fail "a log is named after its folder
 
 grep -q '^run7: loss +0.00 % .*, the same number of bytes between nodes' "$folder/out" || fail "comparison of equal logs"
 
+# A log may have byte counts and no speed, or a speed and no byte counts.
+sed 's/"tokens_per_second":[0-9]*,//' "$folder/quant.jsonl" > "$folder/slow.jsonl"
+runs 0 base="$folder/base.jsonl" slow="$folder/slow.jsonl"
+has "no speed" "slow: loss +0.98 % compared with base over iterations 81 to 100, 4.00x fewer bytes between nodes"
+sed 's/"inter_node_bytes":[0-9]*,//' "$folder/quant.jsonl" > "$folder/mute.jsonl"
+runs 0 base="$folder/base.jsonl" mute="$folder/mute.jsonl"
+has "no bytes" "mute: loss +0.98 % compared with base over iterations 81 to 100, 1.25x its tokens/s"
+
 # If one log is shorter, the last common iterations are compared: 41 to 60.
 json_log 0.03 0.05 10000000 160 1250 60 > "$folder/short.jsonl"
 runs 0 base="$folder/base.jsonl" short="$folder/short.jsonl"
