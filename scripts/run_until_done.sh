@@ -67,9 +67,10 @@ done
 [ $# -gt 0 ] || usage "no command given; see --help"
 [ "$fruitless" -gt 0 ] || usage "--max-without-progress must be at least 1"
 
-# Sets $folder and $from to the folders of --save and --load. As in the trainer, the flags can be in
-# an argument file and the last ones win. scripts/train_*.sh default to CHECKPOINT_PATH for both.
-folder='' from=''
+# Sets $folder, $from and $step to the values of --save, --load and --ckpt-step. As in the trainer,
+# the flags can be in an argument file and the last ones win. scripts/train_*.sh use CHECKPOINT_PATH
+# as the default of --save and --load.
+folder='' from='' step=''
 find_folder() {
     local word words value
     if [ -n "${CHECKPOINT_PATH:-}" ] && [ "${SPEED:-}" != 1 ]; then
@@ -82,6 +83,8 @@ find_folder() {
     [ -z "$value" ] || folder=$value
     last_value --load
     [ -z "$value" ] || from=$value
+    last_value --ckpt-step
+    step=$value
 }
 # same_folder A B: true for two paths of one folder, which need not exist yet.
 same_folder() {
@@ -95,6 +98,8 @@ same_folder "$folder" "$from" ||
     usage "the command has --save $folder and --load $from, so every restart would begin with the \
 checkpoint in the latter; use the same folder for both (to start from another run's checkpoint, run \
 without this script until the first save)"
+[ -z "$step" ] || usage "the command has --ckpt-step $step, so every restart would go back to that \
+iteration; run without this script until the first save, then without the flag"
 # Prints the iteration of the last checkpoint. Reads only regular files, because a pipe would block,
 # and a limited length, because a damaged tracker can have any size.
 saved() {

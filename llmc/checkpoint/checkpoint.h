@@ -111,9 +111,9 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
 // manifest.
 Checkpoint *checkpoint_open_or_fall_back(const char *directory, int64_t *iteration, Peers peers, char *note,
                                          size_t note_bytes, Error *err);
-// For tools, which run on a single rank. Opens the checkpoint of *iteration; if that is negative,
-// opens the latest one and sets *iteration. If the checkpoint is damaged, the error names the
-// newest intact earlier one instead of falling back to it. note: as in checkpoint_find.
+// Opens the checkpoint of *iteration, or fails: if it is damaged or missing, the error names the
+// newest intact earlier one. If *iteration is negative, which only tools on a single rank may pass,
+// opens the latest one and sets *iteration. note: as in checkpoint_find. Collective.
 Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, Peers peers, char *note,
                             size_t note_bytes, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);

@@ -91,6 +91,13 @@ static bool folder_exists(const char *directory, int64_t iteration) {
     return there;
 }
 
+// Formats the iterations in the folder that have a checkpoint of any run: "4, 8 and 12".
+static const char *existing(const char *directory, char text[200]) {
+    const Lineage no_run = {NULL, 0, false, ""};
+    lineage_others(directory, &no_run, text, 200);
+    return *text ? text : "none";
+}
+
 // Returns the newest checkpoint of the run in the folder, intact or not. NO_CHECKPOINT: the folder
 // holds no checkpoint of any run. CHECKPOINT_UNREADABLE with an error: it only holds checkpoints of
 // other runs.
@@ -143,6 +150,7 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
     assert(note_bytes > 0);
     bool damaged;
     Error lost;
+    char there[200];
     int64_t newest;
     *note = 0;
     int64_t tracked = read_tracker(directory, &damaged, &lost);
@@ -165,8 +173,9 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
             newest = folder_exists(directory, tracked) ? NO_CHECKPOINT : newest_of_run(directory, NULL);
             if (newest < 0) return may_be_ours(directory, tracked, err) ? tracked : CHECKPOINT_UNREADABLE;
             ckpt_error(&lost,
-                       "%s/" CHECKPOINT_TRACKER " names iteration %" PRId64 ", which has no checkpoint;",
-                       directory, tracked);
+                       "%s/" CHECKPOINT_TRACKER " names iteration %" PRId64
+                       ", which has no checkpoint (existing iterations: %s);",
+                       directory, tracked, existing(directory, there));
     }
     snprintf(note, note_bytes, "WARNING: %.*s; resuming from the newest sound checkpoint in the folder",
              (int)strcspn(lost.what, ";"), lost.what);
@@ -262,7 +271,16 @@ static Checkpoint *open_exact(const char *directory, int64_t iteration, Peers pe
     Checkpoint *c = xcalloc(1, sizeof *c, "a checkpoint");
     c->folder = find_folder(directory, iteration);
     c->cache = xcalloc(1, sizeof *c->cache, "a checkpoint's open files");
-    if (read_manifest(c, iteration, peers, err) && check_files(c, peers, err)) {
+    char list[200];
+    bool ok = peers_rank(peers) != 0;
+    if (!ok && durable_exists(c->folder)) ok = may_be_ours(directory, iteration, err);
+    else if (!ok)
+        ckpt_error(err,
+                   "%s has no checkpoint of iteration %" PRId64
+                   " (existing iterations: %s); choose one of them with --ckpt-step, or another folder",
+                   directory, iteration, existing(directory, list));
+    if (peers_agree(peers, ok, err, NULL) && read_manifest(c, iteration, peers, err) &&
+        check_files(c, peers, err)) {
         size_t bytes = ((size_t)c->manifest.file_count + 1) * sizeof(int);
         c->cache->fd = xmalloc(bytes, "a checkpoint's open files");
         memset(c->cache->fd, -1, bytes);
@@ -349,7 +367,7 @@ Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, Peers pee
     if (!c && err) *err = fault;
     if (!c || intact == *iteration) return c;
     checkpoint_close(c);
-    ckpt_error(err, "%s: %.*s; pass --ckpt-step %" PRId64 " to load the previous checkpoint", directory,
+    ckpt_error(err, "%.*s; pass --ckpt-step %" PRId64 " to load the previous checkpoint",
                (int)strcspn(fault.what, ";"), fault.what, intact);
     return NULL;
 }

@@ -144,7 +144,7 @@ typedef struct Config {
     double sample_temperature;
     // checkpoints and exit
     const char *save, *load;
-    int64_t save_interval, exit_interval;
+    int64_t save_interval, exit_interval, ckpt_step;  // ckpt_step: -1: the tracker's iteration
     bool async_save;
     int64_t keep_last_checkpoints,
         keep_checkpoint_interval;  // number to keep, 0: all | also keep multiples of this, 0: none

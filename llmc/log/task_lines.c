@@ -13,7 +13,7 @@ static Text task_line(int64_t iteration, const TaskFigures *t) {
         text_add_figure(&line, "acc_norm", "%.4f", t->acc_norm);
         text_add_figure(&line, "acc_norm stderr", "%.4f", t->acc_norm_stderr);
     } else {
-        text_add_figure(&line, "perplexity", "%.4f", t->perplexity);
+        text_add_figure(&line, "perplexity", t->perplexity < 1e10 ? "%.4f" : "%.6E", t->perplexity);
     }
     text_add(&line, " ");
     return line;

@@ -191,15 +191,17 @@ static Loaded nothing_to_load(Run *run) {
     return LOAD_FAILED;
 }
 
-// Opens the newest valid checkpoint and restores the run from it. *fell_back: true if this is not
-// the requested checkpoint.
+// Opens the checkpoint of *iteration, or the newest valid one before it unless --ckpt-step chose
+// it, and restores the run from it. *fell_back: true if this is not the requested checkpoint.
 static bool open_and_restore(Run *run, int64_t *iteration, Peers world, bool *fell_back) {
     const char *load = run->config.load;
     char fallback[1400];
     log_line(run->log, " loading checkpoint from %s at iteration %lld", load, (long long)*iteration);
     timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
-    Checkpoint *checkpoint = checkpoint_open_or_fall_back(load, iteration, world, fallback, sizeof fallback,
-                                                          &run->error);
+    Checkpoint *checkpoint =
+        run->config.ckpt_step < 0
+            ? checkpoint_open_or_fall_back(load, iteration, world, fallback, sizeof fallback, &run->error)
+            : checkpoint_open(load, iteration, world, fallback, sizeof fallback, &run->error);
     *fell_back = *fallback;
     if (*fallback) log_line(run->log, "%s", fallback);
     bool ok = run_agreed(run, checkpoint != NULL) && run_agreed(run, restore(run, checkpoint));
@@ -220,8 +222,9 @@ Loaded load_checkpoint(Run *run) {
     if (!c->load) return LOAD_FRESH;
     // Rank 0 decides for all ranks.
     char lost[1400] = "";
-    int64_t iteration = 0;
-    if (run->launch.rank == 0) iteration = checkpoint_find(c->load, lost, sizeof lost, &run->error);
+    int64_t iteration = c->ckpt_step;
+    if (run->launch.rank == 0 && c->ckpt_step < 0)
+        iteration = checkpoint_find(c->load, lost, sizeof lost, &run->error);
     if (!run_agreed(run, iteration != CHECKPOINT_UNREADABLE)) return LOAD_FAILED;
     peers_broadcast(world, &iteration, sizeof iteration, 0);
     peers_broadcast(world, lost, sizeof lost, 0);
@@ -232,7 +235,7 @@ Loaded load_checkpoint(Run *run) {
     if (!open_and_restore(run, &iteration, world, &fell_back)) return LOAD_FAILED;
     // The iteration counts as saved only if the tracker file in --save names it. Otherwise the run
     // saves it again at the end, which corrects the tracker.
-    bool named = c->save && !strcmp(c->save, c->load) && !*lost && !fell_back;
+    bool named = c->save && !strcmp(c->save, c->load) && !*lost && !fell_back && c->ckpt_step < 0;
     run->last_saved = named ? run->iteration : 0;
     if (c->save && !c->finetune && save_folder_same(c->save, c->load)) run->resumed_from = iteration;
     return LOAD_RESTORED;

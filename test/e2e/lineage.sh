@@ -71,21 +71,36 @@ older_folder() { # as saved by program versions without lists
         listed 18 20 23 30 40 && there 30 40
 }
 check "no list of checkpoints: uses directory names" older_folder
-branch() {
+branch() { # tracker|flag: how iteration 20 is chosen
+    local step=()
     rm -rf "$folder"
     trains "${run[@]}" --train-iters 40 --keep-last-checkpoints 3 --exit-interval 37 && there 20 30 37 ||
         return 1
-    echo 20 >"$folder/latest_checkpointed_iteration.txt"
+    if [ "$1" = tracker ]; then echo 20 >"$folder/latest_checkpointed_iteration.txt"; else step=(--ckpt-step 20); fi
     trains "${run[@]}" --train-iters 40 --load "$folder" --lr 1e-3 --override-opt_param-scheduler \
-        --exit-interval 24 || return 1
-    there 20 24 30 37 && listed 20 24 && warned 1 "(iterations 30 and 37)" || return 1
+        --exit-interval 24 "${step[@]}" && loaded 20 || return 1
+    there 20 24 30 37 && listed 20 24 && warned 1 "(iterations 30 and 37)" && tracked 24 || return 1
     trains "${run[@]}" --train-iters 40 --load "$folder" --lr 1e-3 --override-opt_param-scheduler \
         --exit-interval 32 && loaded 24 && listed 24 30 32 && there 30 32 37 || return 1
     damage 32
     trains "${run[@]}" --train-iters 32 --load "$folder" --lr 1e-3 --override-opt_param-scheduler &&
         loaded 30 && there 30 32 37 && tracked 32
 }
-check "after resuming from an older --ckpt-step, later checkpoints are kept and do not count" branch
+check "after the tracker was set back, later checkpoints are kept and do not count" branch tracker
+check "--ckpt-step: the same" branch flag
+chosen() { # --ckpt-step neither needs nor believes the tracker, and does not fall back
+    again rm "$folder/latest_checkpointed_iteration.txt"
+    refused 6 "$folder has no checkpoint of iteration 19 (existing iterations: 18, 20, 23 and 30)" "${run[@]}" \
+        --seed 7 --load "$folder" --ckpt-step 19 || return 1
+    trains "${run[@]}" --seed 7 --load "$folder" --ckpt-step 20 && loaded 20 && warned 0 latest_ &&
+        tracked 30 && same_shards "$folder" "$work/two" 30 2 || return 1
+    damage 30
+    refused 6 "pass --ckpt-step 20 to load the previous checkpoint" "${run[@]}" --seed 7 --load "$folder" \
+        --ckpt-step 30 && ! grep -q '^ iteration ' "$work/out" || return 1
+    echo 30 >"$folder/latest_checkpointed_iteration.txt"
+    trains "${run[@]}" --seed 7 --load "$folder" --ckpt-step 20 --train-iters 20 && tracked 20
+}
+check "--ckpt-step loads that checkpoint or none" chosen
 named() { # another run's checkpoint is at an iteration at which this run will save
     first_run && trains "${run[@]}" --seed 7 --exit-interval 20 && listed 10 20 || return 1
     trains "${run[@]}" --seed 7 --load "$folder" --exit-interval 23 && loaded 20 &&

@@ -104,7 +104,7 @@ falls_back "loads the second previous checkpoint: two are damaged" 4 "shard_0000
 # A tracker that names a missing checkpoint counts as damaged, for any iteration number.
 for named in "52 52" "99 99" "3 3" "0 0" "release 0"; do
     falls_back "loads the newest checkpoint: the tracker says ${named% *}" 12 \
-        "names iteration ${named#* }, which has no checkpoint; resuming from the newest" put \
+        "names iteration ${named#* }, which has no checkpoint (existing iterations: 4, 8 and 12); resuming from the newest" put \
         "$bad/latest_checkpointed_iteration.txt" "${named% *}"
 done
 falls_back "loads the newest checkpoint: a truncated tracker" 12 "names iteration 1, which has no checkpoint" truncate -s 1 \

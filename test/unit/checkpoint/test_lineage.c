@@ -337,9 +337,9 @@ static void trackers_without_checkpoints(void **state) {
         write_text(f->tracker, names[i]);
         write_text(f->list, "3\n4\n5\n");
         assert_int_equal(found(f, note, sizeof note), 5);
-        assert_non_null(
-            strstr(note,
-                   ", which has no checkpoint; resuming from the newest sound checkpoint in the folder"));
+        assert_non_null(strstr(note,
+                               ", which has no checkpoint (existing iterations: 3, 4 and 5); resuming from "
+                               "the newest sound checkpoint in the folder"));
         write_text(f->list, "3\n4\n9\n");
         assert_int_equal(found(f, note, sizeof note), 4);
         // There are only checkpoints of other runs. The tracker's iteration is returned; opening it

@@ -222,6 +222,29 @@ static void eta_forms(void **state) {
     }
 }
 
+// Perplexities of untrained models can exceed 1e10; they are printed in scientific notation.
+static void task_lines(void **state) {
+    Folder *f = (Folder *)*state;
+    Config config = {0};
+    Log *log = open_plain(&config);
+    const TaskFigures tasks[] = {
+        {.task = "low", .samples = 2, .acc = 0.5, .acc_stderr = 0.5, .perplexity = 9999999999.5},
+        {.task = "high", .samples = 2, .acc = 0.5, .acc_stderr = 0.5, .perplexity = 1.5e10},
+        {.task = "over", .samples = 2, .acc = 0, .acc_stderr = 0, .perplexity = INFINITY},
+    };
+    capture(f);
+    log_tasks(log, 7, 28, tasks, 3);
+    log_close(log);
+    release(f);
+    char *text = slurp(f->printed);
+    assert_non_null(strstr(text,
+                           " low at iteration 7 | n: 2 | acc: 0.5000 | acc stderr: 0.5000 | perplexity: "
+                           "9999999999.5000 |"));
+    assert_non_null(strstr(text, "| perplexity: 1.500000E+10 |"));
+    assert_non_null(strstr(text, "| perplexity: inf |"));
+    free(text);
+}
+
 static void validation_lines(void **state) {
     Folder *f = (Folder *)*state;
     Config config = {0};
@@ -692,6 +715,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(appended_fields, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(optional_fields, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(eta_forms, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(task_lines, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(validation_lines, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(json_lines, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(torn_line_is_ended, make_folder, remove_folder),

@@ -283,7 +283,8 @@ check "a tracker that is not a plain file does not block the loop" odd_trackers
 usage() {
     local rc
     for words in "" "--max-restarts -- true" "--max-restarts x -- true --save a --load a" "true" "-- true" \
-        "--max-without-progress 0 -- true --save a --load a" "-- true --save a"; do
+        "--max-without-progress 0 -- true --save a --load a" "-- true --save a" \
+        "-- true --save a --load a --ckpt-step=20"; do
         # shellcheck disable=SC2086 # split on purpose
         scripts/run_until_done.sh $words 2>"$work/err"
         rc=$?
