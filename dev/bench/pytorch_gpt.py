@@ -1,17 +1,26 @@
 #!/usr/bin/env python3
 """Measures PyTorch on the same GPU for comparison, with GPT-3-style models and Llamas.
 
-Uses torch.compile, fused AdamW and SDPA. Prints one JSON line per model with tokens/s, ms per step and
-peak memory.
+Uses separately compiled modules, fused AdamW and SDPA. Prints one JSON line per model with tokens/s, ms
+per step, peak memory and the losses of the first and the last step.
 
     python3 dev/bench/pytorch_gpt.py 125m:32 350m:16 1.3b:8 llama_1.1b:8 [--weights bf16]
                                      [--steps 20] [--sequence 2048] [--way WAY] [--attention]
+                                     [--compile modules|model|none] [--compile-mode MODE]
+                                     [--residual bf16|fp32] [--device cuda|cpu]
 
 --weights fp32   bf16 autocast and norm clipping, like nanoGPT; as precise as this trainer
 --weights bf16   weights, gradients and AdamW moments in bf16, no clipping. This is PyTorch's fastest
                  configuration, but less precise than this trainer
---way WAY        attention backend for a Llama, with a name that --attention prints [the fastest]
+--compile modules  compiles the embedding, each block, and the LM head with its loss on their own;
+         model   the whole model as one graph
+         none    eager, to check the losses
+--compile-mode   mode of torch.compile
+--residual bf16  data type of the residual stream with fp32 weights; this trainer's is bf16. With fp32,
+                 the embeddings set it, as in nanoGPT
+--way WAY        attention backend, with a name that --attention prints [the fastest]
 --attention      only measures attention with every SDPA backend, in ms per layer
+--device cpu     only to check the losses, with the model "tiny" and a short --sequence
 
 Llama uses one matrix product for queries, keys and values, and one for gate and up.
 """
@@ -21,15 +30,71 @@ import json
 import time
 
 import torch
+import torch._functorch.config
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-MODELS = {"125m": (12, 768, 12), "350m": (24, 1024, 16), "1.3b": (24, 2048, 16)}
+MODELS = {"tiny": (2, 64, 2), "125m": (12, 768, 12), "350m": (24, 1024, 16), "1.3b": (24, 2048, 16)}
 # Layers, hidden size, heads, groups, MLP size, vocabulary, tied word embeddings.
-LLAMAS = {"llama_125m": (12, 768, 12, 12, 2048, 50304, True),
+LLAMAS = {"llama_tiny": (2, 64, 4, 2, 192, 512, False),
+          "llama_125m": (12, 768, 12, 12, 2048, 50304, True),
           "llama_1.1b": (22, 2048, 32, 4, 5632, 32000, False)}
 VOCABULARY = 50304
+
+
+class Embedding(nn.Module):
+    """Token embeddings, with learned positions if `length` is set, rounded to `residual`."""
+
+    def __init__(self, vocabulary, width, length, residual):
+        super().__init__()
+        self.tokens, self.residual = nn.Embedding(vocabulary, width), residual
+        self.positions = nn.Embedding(length, width) if length else None
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        if self.positions is not None:
+            x = x + self.positions.weight[: ids.shape[1]]
+        return x.to(self.residual)
+
+
+class Head(nn.Module):
+    """Final norm, output projection and cross-entropy, in one module so that the loss is fused."""
+
+    def __init__(self, norm, width, vocabulary, tied):
+        super().__init__()
+        self.norm, self.output = norm, nn.Linear(width, vocabulary, bias=False)
+        if tied is not None:
+            self.output.weight = tied
+
+    def forward(self, x, targets):
+        logits = self.output(self.norm(x))
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.view(-1))
+
+
+class Model(nn.Module):
+    """`tables`: tensors that every block takes after its input."""
+
+    def __init__(self, embedding, blocks, head, *tables):
+        super().__init__()
+        self.embedding, self.blocks, self.head = embedding, nn.ModuleList(blocks), head
+        self.tables = len(tables)
+        for i, table in enumerate(tables):
+            self.register_buffer(f"table{i}", table)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, ids, targets):
+        x, tables = self.embedding(ids), [getattr(self, f"table{i}") for i in range(self.tables)]
+        for block in self.blocks:
+            x = block(x, *tables)
+        return self.head(x, targets)
+
+    def compile_parts(self, what, mode):
+        parts = {"modules": (self.embedding, *self.blocks, self.head), "model": (self,), "none": ()}
+        for part in parts[what]:
+            part.compile(mode=mode, dynamic=False)
 
 
 class Block(nn.Module):
@@ -49,19 +114,10 @@ class Block(nn.Module):
         return x + self.fc2(F.gelu(self.fc1(self.ln2(x)), approximate="tanh"))
 
 
-class GPT(nn.Module):
-    def __init__(self, layers, width, heads, length):
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, ids, targets):
-        x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        logits = F.linear(self.norm(x), self.tokens.weight)
-        return F.cross_entropy(logits.view(-1, VOCABULARY), targets.view(-1))
+def make_gpt(layers, width, heads, length, residual):
+    embedding = Embedding(VOCABULARY, width, length, residual)
+    head = Head(nn.LayerNorm(width), width, VOCABULARY, embedding.tokens.weight)
+    return Model(embedding, [Block(width, heads) for _ in range(layers)], head)
 
 
 class LlamaBlock(nn.Module):
@@ -73,42 +129,28 @@ class LlamaBlock(nn.Module):
         self.proj = nn.Linear(width, width, bias=False)
         self.gate_up, self.down = nn.Linear(width, 2 * ffn, bias=False), nn.Linear(ffn, width, bias=False)
 
-    def turned(self, x, turns):
-        cosines, sines = turns
+    def turned(self, x, cosines, sines):
         front, rear = x.chunk(2, dim=-1)
         return (x * cosines + torch.cat((-rear, front), dim=-1) * sines).to(x.dtype)
 
-    def forward(self, x, turns):
+    def forward(self, x, *turns):
         rows, length, width = x.shape
         qkv = self.qkv(self.norm1(x)).view(rows, length, -1, self.size).transpose(1, 2)
         q, k, v = qkv.split((self.heads, self.groups, self.groups), dim=1)
-        attended = attention(self.turned(q, turns), self.turned(k, turns), v, self.expand)
+        attended = attention(self.turned(q, *turns), self.turned(k, *turns), v, self.expand)
         x = x + self.proj(attended.transpose(1, 2).reshape(rows, length, width))
         gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
 
 
-class Llama(nn.Module):
-    def __init__(self, layers, width, heads, groups, ffn, vocabulary, tied, length, expand):
-        super().__init__()
-        size = width // heads
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(LlamaBlock(width, heads, groups, ffn, expand) for _ in range(layers))
-        self.norm = nn.RMSNorm(width, eps=1e-5)
-        self.output = nn.Linear(width, vocabulary, bias=False)
-        if tied:
-            self.output.weight = self.tokens.weight
-        angles = torch.outer(torch.arange(length), 10000.0 ** (-torch.arange(0, size, 2) / size))
-        angles = torch.cat((angles, angles), dim=-1)
-        self.register_buffer("cosines", angles.cos())
-        self.register_buffer("sines", angles.sin())
-
-    def forward(self, ids, targets):
-        x = self.tokens(ids)
-        for block in self.blocks:
-            x = block(x, (self.cosines, self.sines))
-        logits = self.output(self.norm(x))
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+def make_llama(layers, width, heads, groups, ffn, vocabulary, tied, length, residual, expand):
+    size = width // heads
+    embedding = Embedding(vocabulary, width, None, residual)
+    head = Head(nn.RMSNorm(width, eps=1e-5), width, vocabulary, embedding.tokens.weight if tied else None)
+    angles = torch.outer(torch.arange(length), 10000.0 ** (-torch.arange(0, size, 2) / size))
+    angles = torch.cat((angles, angles), dim=-1)
+    blocks = [LlamaBlock(width, heads, groups, ffn, expand) for _ in range(layers)]
+    return Model(embedding, blocks, head, angles.cos(), angles.sin())
 
 
 def attention(q, k, v, expand):
@@ -175,48 +217,59 @@ def attention_sizes(name):
     return LLAMAS[name][1:4] if name in LLAMAS else (*MODELS[name][1:], MODELS[name][2])
 
 
-def make_model(name, rows, length, way):
-    """Returns the model, its vocabulary size, and a context that selects the attention backend."""
+def make_model(name, length, way, residual):
+    """Returns the model and its vocabulary size."""
     if name in MODELS:
-        return GPT(*MODELS[name], length), VOCABULARY, contextlib.nullcontext()
-    way = way or attention_ways(rows, length, *attention_sizes(name))[0][2]
-    return Llama(*LLAMAS[name], length, expands(way)), LLAMAS[name][5], backend_of(way)
+        return make_gpt(*MODELS[name], length, residual), VOCABULARY
+    return make_llama(*LLAMAS[name], length, residual, expands(way)), LLAMAS[name][5]
 
 
-def measure(name, rows, length, steps, fp32, way):
+def measure(name, rows, length, options):
     torch.manual_seed(1)
-    model, vocabulary, chosen_attention = make_model(name, rows, length, way)
-    torch.cuda.reset_peak_memory_stats()
-    model.to("cuda", torch.float32 if fp32 else torch.bfloat16)
-    step_model = torch.compile(model)
+    device, fp32 = options.device, options.weights == "fp32"
+    way = options.way or attention_ways(rows, length, *attention_sizes(name))[0][2]
+    residual = torch.float32 if fp32 and options.residual == "fp32" else torch.bfloat16
+    model, vocabulary = make_model(name, length, way, residual)
+    ids = torch.randint(vocabulary, (rows, length + 1))
+    batch = [part.contiguous().to(device) for part in (ids[:, :-1], ids[:, 1:])]
+    model.to(device, torch.float32 if fp32 else torch.bfloat16)
+    model.compile_parts(options.compile, options.compile_mode)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1,
                                   fused=True)
-    ids = torch.randint(vocabulary, (rows, length + 1), device="cuda")
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
 
     def step():
+        torch.compiler.cudagraph_mark_step_begin()
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=fp32):
-            loss = step_model(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=fp32):
+            loss = model(*batch)
         loss.backward()
         if fp32:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return loss
 
-    with chosen_attention:
-        for _ in range(5):
-            step()
-        torch.cuda.synchronize()
+    with backend_of(way):
         start = time.perf_counter()
-        for _ in range(steps):
+        first_loss = step().item()
+        compile_seconds = time.perf_counter() - start
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        for _ in range(4):
             loss = step()
-        torch.cuda.synchronize()
-    seconds = (time.perf_counter() - start) / steps
-    kind = " fp32 weights" if fp32 else " bf16 weights"
-    print(json.dumps({"program": "pytorch " + torch.__version__ + kind, "model": name, "micro_batch": rows,
-                      "ms": 1e3 * seconds, "tokens_per_second": rows * length / seconds,
-                      "peak_gib": torch.cuda.max_memory_allocated() / 2**30, "loss": float(loss)}),
-          flush=True)
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(options.steps):
+            loss = step()
+        synchronize()
+    seconds = (time.perf_counter() - start) / max(options.steps, 1)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
+    print(json.dumps({"program": f"pytorch {torch.__version__} {options.weights} weights", "model": name,
+                      "micro_batch": rows, "ms": 1e3 * seconds, "tokens_per_second": rows * length / seconds,
+                      "peak_gib": peak, "loss": loss.item(), "first_loss": first_loss,
+                      "compile": options.compile, "compile_mode": options.compile_mode,
+                      "residual": str(residual)[len("torch."):], "way": way,
+                      "compile_seconds": compile_seconds}), flush=True)
 
 
 def main():
@@ -227,16 +280,24 @@ def main():
     parser.add_argument("--sequence", type=int, default=2048)
     parser.add_argument("--way", choices=WAYS)
     parser.add_argument("--attention", action="store_true")
-    arguments = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = True
-    for model in arguments.models:
+    parser.add_argument("--compile", choices=["modules", "model", "none"], default="modules")
+    parser.add_argument("--compile-mode", default="default")
+    parser.add_argument("--residual", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    options = parser.parse_args()
+    if options.device == "cpu":
+        options.way = "default"
+    torch.set_float32_matmul_precision("high")
+    # This cache ignores the SDPA backend, so it could return a graph with another one.
+    torch._functorch.config.enable_autograd_cache = False
+    for model in options.models:
         name, rows = model.split(":")
-        if arguments.attention:
-            print_attention(name, int(rows), arguments.sequence)
+        if options.attention:
+            print_attention(name, int(rows), options.sequence)
             continue
-        measure(name, int(rows), arguments.sequence, arguments.steps, arguments.weights == "fp32",
-                arguments.way)
-        torch.cuda.empty_cache()
+        measure(name, int(rows), options.sequence, options)
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
         torch._dynamo.reset()
 
 

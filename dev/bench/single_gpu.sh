@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # Measures training speed on one GPU with and without --deterministic-mode, for several GPT models
 # (or llama_125m and llama_1.1b). Sequence length 2048, no dropout, synthetic data. Also measures
-# PyTorch (torch.compile, fused AdamW, SDPA) if it is installed, with bf16 weights and optionally
-# with fp32 weights. Prints a table and writes a JSON file. Needs build/train_gpt and a GPU.
+# PyTorch (compiled modules, fused AdamW, SDPA) if it is installed: with fp32 weights under bf16
+# autocast, as precise as this program, and with bf16 weights and moments, which are less precise.
+# Prints a table and writes a JSON file. Needs build/train_gpt and a GPU.
 #
 #   dev/bench/single_gpu.sh [--models "125m:32 350m:16 1.3b:8"] [--iters 30]
 #                           [--modes "default deterministic"]
-#                           [--pytorch "bf16 fp32"|none] [--out FILE.json]
+#                           [--pytorch "fp32 bf16"|none] [--out FILE.json]
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 help_if_asked dev/bench/single_gpu.sh "$@"
 set -euo pipefail
 
-models="125m:32 350m:16 1.3b:8" iterations=30 modes="default deterministic" pytorch=bf16
+models="125m:32 350m:16 1.3b:8" iterations=30 modes="default deterministic" pytorch="fp32 bf16"
 out=dev/bench/results/single_gpu.json
 while [ $# -gt 0 ]; do
     case $1 in

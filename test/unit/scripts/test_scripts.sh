@@ -106,6 +106,18 @@ bench_folder() { # the programs are missing, but the folder for results is creat
 check "single_gpu.sh --out is relative to the caller's folder" bench_folder
 for script in dev/bench/{comm,save,single_gpu}.sh; do check "${script##*/} reports an --out that cannot be created" \
     output_not_made "$script"; done
+peer_of_one_gpu() { # the peer runs as precisely as this program, and in its fastest configuration
+    mkdir -p "$work/peer"
+    printf '#!/bin/sh\n' >"$work/peer/train_gpt"
+    printf '#!/bin/sh\necho "$*" >>"%s"\n' "$work/peer/calls" >"$work/peer/python3"
+    chmod +x "$work/peer/"*
+    PATH=$work/peer:$PATH BUILD=$work/peer dev/bench/single_gpu.sh --models 125m:2 --modes default \
+        --out "$work/peer/out.json" >"$work/out" 2>"$work/err" || { why="exit code $?"; return 1; }
+    [ "$(grep -o 'pytorch_gpt.py.*' "$work/peer/calls" | tr '\n' ,)" = \
+        "pytorch_gpt.py 125m:2 --weights fp32,pytorch_gpt.py 125m:2 --weights bf16," ] ||
+        { why="other runs of PyTorch"; return 1; }
+}
+check "single_gpu.sh runs PyTorch with fp32 and with bf16 weights" peer_of_one_gpu
 vocabulary_not_made() {
     PATH=$work/bin:$PATH dev/data/get_gpt2_vocab.sh /proc/nowhere >"$work/out" 2>"$work/err"
     error_line 3 "/proc/nowhere" $?
