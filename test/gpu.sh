@@ -9,18 +9,25 @@
 #   - a short run under compute-sanitizer
 #
 # Builds first, unless --no-build is given (for programs in $BUILD and $CPU_BUILD that were copied
-# from another machine). Prints "N passed, N failed, N skipped" at the end.
+# from another machine). Prints each result with the seconds since the previous one, and at the end
+# "N passed, N failed, N skipped".
 #
 #   test/gpu.sh [--no-build] [--no-sanitizer] [--part PART]...
 #
-#   part   runs only this part; may be repeated [all]
+#   part   runs only this part; may be repeated [all]. Each takes at most 8 minutes on one H100.
 #          ops        ops and kernels against the CPU
 #          runs       runs of one rank
-#          shapes     ranks in every node layout
+#          shapes     two ranks in every node layout, and ranks that are killed or stopped
+#          shapes4    four and eight ranks in every node layout
 #          layouts    tensor, sequence and pipeline parallelism against one rank
-#          sharding   sharding strategies and optimizer offload against optim
-#          promises   scripts of docs/promises.md on GPUs: resume, NaN, spikes, signals, bit flips
-#          exact      the exact regime and collectives in every node layout
+#          sharding   sharding strategies and optimizer offload against optim, two ranks
+#          sharding4  the same on four ranks
+#          resume     runs of every preset that are killed and resume (test/e2e/resume_presets.sh)
+#          promises   other scripts of docs/promises.md on GPUs: NaN, spikes, signals, offload
+#          local      local steps (test/e2e/local_steps.sh)
+#          bits       bit flips (test/fault/bits.sh)
+#          exact      the exact regime and collectives on one and two ranks
+#          exact4     the same on four and eight ranks
 #          sanitizer  compute-sanitizer
 # shellcheck source-path=SCRIPTDIR source=../scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
@@ -35,7 +42,8 @@ while [ $# -gt 0 ]; do
     --no-sanitizer) sanitizer=0 ;;
     --part)
         case ${2:-} in
-        ops | runs | shapes | layouts | sharding | promises | exact | sanitizer) parts+=" $2" ;;
+        ops | runs | shapes | shapes4 | layouts | sharding | sharding4 | resume | promises | local | bits | \
+            exact | exact4 | sanitizer) parts+=" $2" ;;
         *) wrong "--part ${2:-} is unknown" ;;
         esac
         shift ;;
@@ -47,11 +55,21 @@ part() { [ -z "$parts" ] || [[ " $parts " == *" $1 "* ]]; }
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-passed=0 failed=0 skipped=0
+passed=0 failed=0 skipped=0 last_row=$SECONDS
 
-ok() { echo "ok $1"; passed=$((passed + 1)); }
-not_ok() { echo "not ok $1: $2"; failed=$((failed + 1)); }
-skip() { echo "skip $1: $2"; skipped=$((skipped + 1)); }
+# row TEXT: prints TEXT and the seconds since the previous row.
+row() { echo "$1 ($((SECONDS - last_row)) s)"; last_row=$SECONDS; }
+ok() { row "ok $1"; passed=$((passed + 1)); }
+not_ok() { row "not ok $1: $2"; failed=$((failed + 1)); }
+skip() { row "skip $1: $2"; skipped=$((skipped + 1)); }
+# rows FILE: copies standard input to FILE and prints result lines as they arrive.
+rows() {
+    local line
+    while IFS= read -r line; do
+        echo "$line" >>"$1"
+        case $line in "ok "* | "not ok "* | "skip "* | "# "*) row "$line" ;; esac
+    done
+}
 finish() { echo "$passed passed, $failed failed, $skipped skipped"; [ $failed -eq 0 ]; exit $?; }
 
 if ! nvidia-smi >/dev/null 2>&1; then
@@ -79,7 +97,7 @@ counted() {
     read -r p f < <(sed -n 's/.*[ ,]\([0-9]*\) passed, \([0-9]*\) failed.*/\1 \2/p' "$work/log" | tail -n 1)
     passed=$((passed + ${p:-0})) failed=$((failed + ${f:-0}))
     if [ $rc -ne 0 ] && [ "${f:-0}" -eq 0 ]; then not_ok "$name" "exit code $rc: $(tail -n 1 "$work/log")"; \
-        else echo "$name: ${p:-0} passed, ${f:-0} failed"; fi
+        else row "$name: ${p:-0} passed, ${f:-0} failed"; fi
 }
 
 # like_cpu FILE WHAT FLAGS...: runs kernels_dump with these flags on both backends and compares the
@@ -98,7 +116,7 @@ like_cpu() {
     [ "$differ" -le "$lines" ] || differ=$lines
     passed=$((passed + lines - differ)) failed=$((failed + differ))
     if [ "$lines" -eq 0 ]; then not_ok "$what" "the CPU's results are empty"; fi
-    echo "$what bit for bit against the CPU: $((lines - differ)) passed, $differ failed"
+    row "$what bit for bit against the CPU: $((lines - differ)) passed, $differ failed"
 }
 
 check_ops() {
@@ -289,9 +307,9 @@ through_nccl() {
 on_ranks() {
     local name=$1 rc p f
     shift
-    timeout -k 5 500 "${mpi[@]}" -np "$@" >"$work/log" 2>&1 </dev/null
-    rc=$? p=$(grep -c '^ok ' "$work/log") f=$(grep -c '^not ok ' "$work/log")
-    grep '^not ok ' "$work/log"
+    : >"$work/log"
+    timeout -k 5 500 "${mpi[@]}" -np "$1" stdbuf -oL "${@:2}" 2>&1 </dev/null | rows "$work/log"
+    rc=${PIPESTATUS[0]} p=$(grep -c '^ok ' "$work/log") f=$(grep -c '^not ok ' "$work/log") last_row=$SECONDS
     passed=$((passed + p)) failed=$((failed + f))
     if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then not_ok "$name" "exit code $rc: $(tail -n 1 "$work/log")"; \
         else echo "$name: $p passed, $f failed"; fi
@@ -299,9 +317,9 @@ on_ranks() {
 # promised SCRIPT: runs test/SCRIPT.sh on GPUs. (scripts/test.sh runs it on CPU ranks.)
 promised() {
     local rc p f s
-    DEVICE=gpu BUILD=$BUILD timeout -k 5 900 bash "test/$1.sh" >"$work/promised" 2>&1 </dev/null
-    rc=$?
-    grep '^not ok \|^# ' "$work/promised"
+    : >"$work/promised"
+    DEVICE=gpu BUILD=$BUILD timeout -k 5 900 bash "test/$1.sh" 2>&1 </dev/null | rows "$work/promised"
+    rc=${PIPESTATUS[0]} last_row=$SECONDS
     p=$(grep -c '^ok ' "$work/promised") f=$(grep -c '^not ok ' "$work/promised") \
         s=$(grep -c '^skip ' "$work/promised")
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
@@ -338,9 +356,9 @@ ended() {
 }
 
 sdp4bit=(--quantized-weights --quantized-gradients --hadamard-transform --gradient-alltoall-pipeline 3)
-check_shapes() {
+check_shapes() { # "NODES PER_NODE"...
     local shape nodes per_node last=
-    for shape in "1 2" "2 1" "2 2" "4 1" "4 2" "1 4" "2 4"; do
+    for shape in "$@"; do
         # shellcheck disable=SC2086 # split on purpose
         fits $shape || { skip "${shape/ / x } ranks" "$gpus GPUs"; continue; }
         read -r nodes per_node <<<"$shape"
@@ -363,17 +381,11 @@ check_shapes() {
             --train-iters 1000 --log-interval 100 --ddp-bucket-size 1 --verify-replicas-interval 100 \
             "${sdp4bit[@]}" && ok "replicas of $nodes x $per_node ranks are equal for 1000 steps"
     fi
+}
+check_ends() {
     ended "a rank that is killed ends the job" KILL 137 "rank 1 .*signal 9"
     ended "a rank that is stopped ends the job within the limit and is named" STOP 7 \
         "rank 1 has shown no sign of life for"
-}
-
-check_promises() {
-    local script
-    for script in e2e/resume_presets e2e/nan e2e/spikes e2e/signals e2e/offload e2e/lossless e2e/local_steps \
-        fault/bits; do
-        promised $script
-    done
 }
 
 # learned NAME NODES PER_NODE FLAGS...: checks that every loss is within 1 % of the run "one rank"
@@ -433,9 +445,9 @@ same_sharded() { # NODES PER_NODE REFERENCE STRATEGIES FLAGS...
             "$reference" "$name"
     done
 }
-check_sharding() {
+check_sharding() { # "NODES PER_NODE"...
     local shape nodes per_node one
-    for shape in "1 2" "2 1" "2 2"; do
+    for shape in "$@"; do
         # shellcheck disable=SC2086 # split on purpose
         fits $shape || { skip "${shape/ / x } ranks, sharded" "$gpus GPUs"; continue; }
         read -r nodes per_node <<<"$shape"
@@ -447,13 +459,16 @@ check_sharding() {
         overlapped "sharded gradients and weights" "$nodes" "$per_node" "${sdp4bit[@]}" \
             --data-parallel-sharding-strategy optim_grads_params
     done
+}
+check_sharding4() {
+    check_sharding "2 2"
     same_sharded 2 2 grads "node second+offload" "${direct[@]}" --pipeline-model-parallel-size 2 \
         --num-layers-per-virtual-pipeline-stage 1
 }
 
-check_exact() {
+check_exact() { # RANKS...
     local ranks nodes per_node share regime="exact regime against the simulator"
-    for ranks in 1 2 4 8; do
+    for ranks in "$@"; do
         share=()
         if [ $ranks -le "$gpus" ]; then on_ranks "$regime, $ranks ranks" $ranks \
             "$BUILD/test/gpu/test_sdp4bit_mpi"; else share=(--emulate-nodes); fi
@@ -498,16 +513,22 @@ check_sanitizer() {
 
 if part ops; then check_ops; fi
 if part runs; then check_runs; fi
-if part shapes || part layouts || part sharding || part promises || part exact; then
-    if command -v mpirun >/dev/null; then
-        if part shapes; then check_shapes; fi
-        if part layouts; then check_layouts; fi
-        if part sharding; then check_sharding; fi
-        if part promises; then check_promises; fi
-        if part exact; then check_exact; fi
-    else
-        skip ranks "mpirun is not installed"
-    fi
-fi
+# if_part PART COMMAND...: runs the command of a part that needs mpirun.
+if_part() {
+    part "$1" || return
+    if command -v mpirun >/dev/null; then "${@:2}"; else skip "$1" "mpirun is not installed"; fi
+}
+if_part shapes check_shapes "1 2" "2 1"
+if_part shapes check_ends
+if_part shapes4 check_shapes "2 2" "4 1" "4 2" "1 4" "2 4"
+if_part layouts check_layouts
+if_part sharding check_sharding "1 2" "2 1"
+if_part sharding4 check_sharding4
+if_part resume promised e2e/resume_presets
+for script in nan spikes signals offload lossless; do if_part promises promised e2e/$script; done
+if_part local promised e2e/local_steps
+if_part bits promised fault/bits
+if_part exact check_exact 1 2
+if_part exact4 check_exact 4 8
 if part sanitizer; then check_sanitizer; fi
 finish

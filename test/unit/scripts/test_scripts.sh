@@ -132,6 +132,46 @@ no_gpu() {
 }
 check "codec.sh without a GPU builds nothing" no_gpu
 
+# --- test/gpu.sh with programs that only print results -----------------------------------------
+mkdir -p "$work/gpu" "$work/gpu_build/test/gpu"
+printf '#!/bin/sh\necho GPU 0\n' >"$work/gpu/nvidia-smi"
+# Starts one process, the program, without the flags of mpirun.
+cat >"$work/gpu/mpirun" <<'END'
+#!/bin/bash
+while [ "$1" != -np ]; do [ "$1" != --version ] || exit 0; shift; done
+exec "${@:3}"
+END
+# grep buffers its output like a C program whose standard output is a pipe.
+printf '#!/bin/bash\n{ echo "ok first"; echo "ok second"; sleep 60; } | grep .\n' \
+    >"$work/gpu_build/test/gpu/test_sdp4bit_mpi"
+chmod +x "$work"/gpu/* "$work/gpu_build/test/gpu/test_sdp4bit_mpi"
+gpu_rows() { # results appear with their seconds while the program that printed them still runs
+    local pid i
+    PATH=$work/gpu:$PATH CUDA_VISIBLE_DEVICES=0 BUILD=$work/gpu_build setsid test/gpu.sh --no-build \
+        --part exact >"$work/out" 2>&1 </dev/null &
+    pid=$!
+    for ((i = 0; i < 300; i++)); do
+        [ "$(grep -cE '^ok (first|second) \([0-9]+ s\)$' "$work/out")" -lt 2 ] || break
+        sleep 0.1
+    done
+    kill -- -$pid
+    wait $pid 2>/dev/null
+    [ $i -lt 300 ] || { why="after 30 s: $(head -n 3 "$work/out")"; return 1; }
+}
+check "test/gpu.sh prints each result as soon as it exists" gpu_rows
+gpu_parts() { # every part of --help is accepted, and nothing runs without a GPU
+    local part parts
+    printf '#!/bin/sh\nexit 1\n' >"$work/gpu/nvidia-smi"
+    parts=$(test/gpu.sh --help | sed -nE 's/^ {9}([a-z]+4?)  .*/\1/p')
+    [ "$(wc -w <<<"$parts")" -ge 14 ] || { why="--help lists $parts"; return 1; }
+    for part in $parts; do
+        PATH=$work/gpu:$PATH test/gpu.sh --part "$part" >"$work/out" 2>&1 &&
+            grep -qx '0 passed, 0 failed, 1 skipped' "$work/out" ||
+            { why="$part: $(tail -n 1 "$work/out")"; return 1; }
+    done
+}
+check "test/gpu.sh accepts every part of its --help" gpu_parts
+
 # --- dev/checkpoint_info without a checkpoint ------------------------------------------------
 info() { # TEXT PATH
     dev/checkpoint_info "$2" >"$work/out" 2>"$work/err"
