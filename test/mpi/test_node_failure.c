@@ -60,7 +60,11 @@ static bool as_expected(const Case *c, const Found *found, int rank) {
     return found->lost == c->lost && found->left == c->left;
 }
 
-static bool run(const Case *c, int rank) {
+// Result of a case, ordered so that MPI_MIN gives the result over all ranks. LATE: the result is as
+// expected, but the waits exceeded their limits.
+enum { WRONG, LATE, RIGHT, ATTEMPTS = 3 };
+
+static int run(const Case *c, int rank) {
     Site site = {rank, rank, -1, 1, "test", NULL, NULL};
     MPI_Comm everyone;
     MPI_Comm_dup(MPI_COMM_WORLD, &everyone);
@@ -77,11 +81,13 @@ static bool run(const Case *c, int rank) {
     watchdog_close(&site);
     complete_wait(everyone, c->comes[rank] || c->late > 0);
     // Three time limits: for the wait, for finding the missing nodes, and for agreeing on them.
-    bool ok = as_expected(c, &found, rank) && took < 3 * LIMIT + 5;
-    if (!ok) fprintf(stderr, "# rank %d: lost %d, left %d, %.1f s\n", rank, found.lost, found.left, took);
+    int result = !as_expected(c, &found, rank) ? WRONG : took < 3 * LIMIT + 5 ? RIGHT : LATE;
+    if (result != RIGHT)
+        fprintf(stderr, "# rank %d: lost %d, left %d, %.1f s\n", rank, found.lost, found.left, took);
     node_recovery_disarm(&site);
     node_failure_free(site.node_failure);
-    return ok;
+    MPI_Allreduce(MPI_IN_PLACE, &result, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    return result;
 }
 
 int main(int argc, char **argv) {
@@ -89,10 +95,12 @@ int main(int argc, char **argv) {
     int failures = 0;
     launch_init(&launch, &argc, &argv);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int all = run(&cases[i], launch.rank);
-        MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-        if (launch.rank == 0) printf("%sok %s\n", all ? "" : "not ", cases[i].name);
-        failures += !all;
+        // Other programs on the machine can delay a wait, so a late case runs again.
+        int result = LATE;
+        for (int attempt = 0; attempt < ATTEMPTS && result == LATE; attempt++)
+            result = run(&cases[i], launch.rank);
+        if (launch.rank == 0) printf("%sok %s\n", result == RIGHT ? "" : "not ", cases[i].name);
+        failures += result != RIGHT;
     }
     launch_finalize(&launch);
     return failures > 0;
