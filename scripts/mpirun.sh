@@ -12,6 +12,8 @@ caller=$PWD
 case $1 in --help | -h) help_if_asked scripts/mpirun.sh "$1" ;; esac
 cd "$caller" || exit 3
 have_command mpirun || die 3 "mpirun was not found; install openmpi-bin"
+# mpirun reads its standard input. It would take the commands that were typed or pasted in advance.
+[ ! -t 0 ] || exec </dev/null
 oom_before=$(oom_kills "$@")
 exec 4> >(trap '' HUP USR1 TERM INT; without_banners "$@" >&2)
 filter=$!

@@ -10,8 +10,8 @@
 # period without ranks and restarts the command as after exit code 7.
 #
 #   scripts/run_until_done.sh [--max-restarts 100] [--max-without-progress 3] [--pause 10] -- \
-#       scripts/mpirun.sh -np 8 build/train_gpt @configs/gpt_1.3b.args --save runs/a --load runs/a
-#   CHECKPOINT_PATH=runs/a scripts/run_until_done.sh -- scripts/train_1.3b.sh ...
+#       scripts/mpirun.sh -np 8 build/train_gpt @configs/gpt_1.3b.args --save runs/my --load runs/my
+#   CHECKPOINT_PATH=runs/1.3b scripts/run_until_done.sh -- scripts/train_1.3b.sh ...
 #
 # The command may be a script that starts mpirun. On Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 the run
 # saves and exits. A second Ctrl-C or SIGTERM ends it at once. The exit code is

@@ -497,7 +497,7 @@ if [ "${DRY_RUN:-0}" = 1 ]; then
     exit 0
 fi
 [ -x "$program" ] || die 3 "$program is not built; run make $target"
-[ "$launched" != 0 ] || has_flag --version || say_formats
+[ "$launched" != 0 ] || has_flag --version || has_flag --plan || say_formats
 choose_log
 [ "$launched" = 0 ] || exec "$program" "${flags[@]}"
 run_and_forward "${launcher[@]}" "$program" "${flags[@]}"

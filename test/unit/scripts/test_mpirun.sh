@@ -95,4 +95,9 @@ Executable: x
 $line"
 standard_input() { [ "$(echo text | scripts/mpirun.sh true)" = text ]; }
 check "standard input reaches mpirun" standard_input
+terminal() { # the next commands, typed or pasted in advance, are not for mpirun
+    timeout 60 python3 -c 'import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) != 0)' \
+        scripts/mpirun.sh true </dev/null >"$work/out" 2>&1 || { why="mpirun waits for input"; return 1; }
+}
+check "a terminal is not read" terminal
 finish
