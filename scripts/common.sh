@@ -98,6 +98,16 @@ missing() {
     done < <(requirements)
 }
 
+# Reads the output of apt-get install, and prints how far it is.
+apt_progress() {
+    awk '/^Need to get / { print "  downloading " $4 " " $5; fflush() }
+        / newly installed, / { total = 2 * ($1 + $3) }
+        /^(Unpacking|Setting up) / && total && ++done % int(total / 10 + 1) == 0 {
+            printf "  installed %d %%\n", 100 * done / total
+            fflush()
+        }'
+}
+
 # install_missing NO_INSTALL PURPOSE...: prints the missing requirements and installs them with apt.
 # With NO_INSTALL=1 it exits instead of installing.
 install_missing() {
@@ -119,9 +129,14 @@ install_missing() {
     log=$BUILD/install.log
     say "installing (log in $log): $packages"
     # shellcheck disable=SC2086 # split on purpose
-    if ! "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive sh -c 'apt-get -o Acquire::Retries=3 update &&
-        apt-get -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 \
-            install --yes --no-install-recommends "$@"' sh $packages </dev/null >"$log" 2>&1; then
+    if ! (
+        set -o pipefail
+        "${sudo[@]}" env LC_ALL=C DEBIAN_FRONTEND=noninteractive sh -c '
+            apt-get -o Acquire::Retries=3 update &&
+            apt-get -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 \
+                install --yes --no-install-recommends "$@"' sh $packages </dev/null 2>&1 |
+            tee "$log" | apt_progress
+    ); then
         tail -n 20 "$log" >&2
         die 3 "apt-get could not install the packages; see $log"
     fi

@@ -58,11 +58,21 @@ needed=(run)
 install_missing $no_install "${needed[@]}"
 clock_start=$SECONDS
 
+# Builds, writes make's output to a log, and prints how many files have been compiled.
+build() {
+    local files
+    files=$(make -n BUILD="$BUILD" 2>/dev/null | grep -c -- ' -c ' || true)
+    make -j "$(core_count)" BUILD="$BUILD" 2>&1 | tee "$BUILD/quickstart-make.log" |
+        awk -v files="$files" '/ -c / && ++n % int(files / 10 + 1) == 0 {
+            printf "  compiled %d of %d files\n", n, files
+            fflush()
+        }'
+}
 make_folder "$BUILD"
 make_folder "$out"
 if [ ! -e Makefile ]; then
     step "use the programs in $BUILD"
-elif step "build" && ! make -j "$(core_count)" BUILD="$BUILD" >"$BUILD/quickstart-make.log" 2>&1; then
+elif step "build" && ! build; then
     tail -n 30 "$BUILD/quickstart-make.log" >&2
     die 3 "the build failed; see $BUILD/quickstart-make.log"
 fi
@@ -119,8 +129,7 @@ train() {
         --use-distributed-optimizer --gpus-per-node 2 \
         --data-path "$out/usr_text_document" --split 95,5,0 --tokenizer-type Byte \
         --make-vocab-size-divisible-by 128 --eval-interval 1000000 --eval-iters 40 \
-        --log-interval "$log_interval" --log-jsonl "$out/$name.jsonl" \
-        --sample-prompt 'static int ' --sample-tokens 300 --sample-temperature 0.6 "$@" |
+        --log-interval "$log_interval" --log-jsonl "$out/$name.jsonl" "$@" |
         tee "$out/$name.log" |
         sed -un 's/^ iteration *\([0-9]*\).*lm loss: *\([^ ]*\).*/  iteration \1: loss \2/p' ||
         die "${PIPESTATUS[0]}" "training failed; the log is $out/$name.log"
@@ -139,9 +148,6 @@ train sdp4bit --quantized-weights --wq-rounding stochastic --quantized-gradients
 step "comparison"
 dev/compare_logs baseline="$out/baseline.jsonl" sdp4bit="$out/sdp4bit.jsonl" --curves 12 --x iteration \
     --svg "$out/losses.svg" --title "bf16 gradients and SDP4Bit" | sed -n '/^loss, mean of/,$p'
-
-step "text from the SDP4Bit model"
-sed -n '/^sample at iteration/,$p' "$out/sdp4bit.log" | tail -n +2
 
 step "result"
 status=0
@@ -175,5 +181,5 @@ END
 [ $status -le 1 ] || die $status "the comparison failed; see $out/baseline.jsonl and $out/sdp4bit.jsonl"
 printf '\nplot: %s   logs: %s   %d s after installation\n' "$out/losses.svg" \
     "$out/baseline.log $out/sdp4bit.log" $((SECONDS - clock_start))
-printf 'next: %s\n' 'scripts/doctor.sh checks this machine; README.md, "Train on your own text"'
+printf 'next: scripts/doctor.sh\n      (lists what this machine lacks; then README.md, "Train on your own text")\n'
 exit $status

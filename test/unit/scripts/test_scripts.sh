@@ -73,6 +73,35 @@ not_made() {
     error_line 3 "/proc/nowhere" $?
 }
 check "quickstart.sh reports an --out that cannot be created" not_made
+progress() { # of the installation and of the build
+    mkdir "$work/apt"
+    cat >"$work/apt/apt-get" <<END
+#!/bin/sh
+case "\$*" in *update) exit ;; esac
+echo '0 upgraded, 10 newly installed, 0 to remove and 3 not upgraded.'
+echo 'Need to get 12.3 MB of archives.'
+for i in 1 2 3 4 5 6 7 8 9 10; do echo 'Unpacking a (1) ...'; done
+for i in 1 2 3 4 5 6 7 8 9 10; do echo 'Setting up a (1) ...'; done
+touch "$work/installed"
+END
+    chmod +x "$work/apt/apt-get"
+    # shellcheck disable=SC2016 # expanded by the inner shell
+    PATH=$work/apt:$PATH WORK=$work bash -c '. scripts/common.sh; BUILD=$WORK/build
+        sudo() { "$@"; }
+        missing() { [ -e "$WORK/installed" ] || echo "a|a"; }
+        install_missing 0 run' >"$work/out" 2>"$work/err" || { why=$(cat "$work/err"); return 1; }
+    [ "$(grep -cxE '  (downloading 12.3 MB|installed (15|45|90) %)' "$work/out")" = 4 ] ||
+        { why="$(cat "$work/out")"; return 1; }
+    cp "$work/bin/make" "$work/make"
+    # shellcheck disable=SC2016 # expanded by the stub
+    printf '#!/bin/sh\nfor i in 1 2 3 4 5 6; do echo "cc -c $i.c"; done\n[ "$1" = -n ]\n' >"$work/bin/make"
+    quickstart_in scripts_test_out
+    grep -q '^error: the build failed' "$work/err" && grep -qx '  compiled 6 of 6 files' "$work/out" ||
+        why="no progress: $(cat "$work/out" "$work/err")"
+    mv "$work/make" "$work/bin/make"
+    [ -z "$why" ]
+}
+check "the installation and the build show progress" progress
 # interrupted NAME CODE: sends the signal to all processes of the script during the build, like a
 # terminal.
 interrupted() {
