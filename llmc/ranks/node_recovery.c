@@ -10,9 +10,10 @@
 
 // Seconds to wait for answers in round 1, and extra seconds for round 2.
 enum { SECONDS_TO_ANSWER = 20, EXTRA_SECONDS = 5 };
-enum { TAG_ALIVE = RECOVERY_TAG_ALIVE, TAG_LOST, TAG_GROUP };
+enum { TAG_ALIVE = RECOVERY_TAG_ALIVE, TAG_LOST, TAG_GROUP, TAG_ENDS };
 // Special node indices: no node is lost; recovery is impossible.
 enum { NO_NODE = -1, IMPOSSIBLE = -2 };
+static const int any_word = 1;
 
 void node_recovery_arm(const Site *site, Peers world, int per_node, NodeFailureHandler handler,
                        void *context) {
@@ -110,7 +111,7 @@ static int agreed_node(const Inbox *conclusions) {
         if (survives && (!conclusions->arrived[r] || conclusions->message[r] == IMPOSSIBLE))
             return IMPOSSIBLE;
     }
-    return lost == node_of(g, g->rank) ? IMPOSSIBLE : lost;
+    return lost;
 }
 
 // Creates the communicator of the surviving ranks. Collective over these ranks only.
@@ -125,28 +126,49 @@ static MPI_Comm without_node(const RecoveryGroup *g, int lost) {
     return made;
 }
 
+// Waits on a rank of the lost node until the others have saved, because the launcher ends all ranks
+// as soon as one exits. If this rank was only late, says so first and then ends the process.
+static void await_others(const Site *site, bool late) {
+    const RecoveryGroup *g = node_failure_group(site);
+    Inbox ends = inbox_make(g);
+    if (late && g->rank % g->per_node == 0)
+        error_print(site, "this node answered too late, so the others save without it; restart the job");
+    exchange(&ends, node_of(g, g->rank) == 0 ? g->per_node : 0, TAG_ENDS, &any_word);
+    wait_inbox(site, &ends, 1, node_failure_extra_wait(site, g->patience));
+    if (late) _exit(EXIT_COMMUNICATION);
+}
+
 // Round 1: every live rank sends a message to all others and waits for theirs, because a rank may
 // only be late. Round 2: live ranks exchange which node did not answer, so that all agree.
 MPI_Comm node_recovery_surviving_ranks(const Site *site, int *lost) {
-    static const int alive_word = 1;
     assert(lost);
     const RecoveryGroup *g = node_failure_group(site);
     Inbox alive = inbox_make(g), conclusions = inbox_make(g);
     int expected = 1;
     alive.arrived[g->rank] = conclusions.arrived[g->rank] = true;
     for (int r = 0; r < g->size; r++) {
-        if (r != g->rank) exchange(&alive, r, TAG_ALIVE, &alive_word);
+        if (r != g->rank) exchange(&alive, r, TAG_ALIVE, &any_word);
     }
     wait_inbox(site, &alive, g->size, g->patience);
     int *own = &conclusions.message[g->rank];
     *own = missing_node(&alive);
     for (int r = 0; r < g->size; r++) {
-        if (r == g->rank || !alive.arrived[r]) continue;
+        if (r == g->rank) continue;
         exchange(&conclusions, r, TAG_LOST, own);
-        expected++;
+        if (alive.arrived[r]) expected++;
+        else conclusions.request[r] = MPI_REQUEST_NULL;  // only tells this rank, which may be late
     }
     // The last rank to answer may have started late, and waits in round 1 as long as this rank did.
     wait_inbox(site, &conclusions, expected, g->patience + EXTRA_SECONDS);
     *lost = agreed_node(&conclusions);
-    return *lost == IMPOSSIBLE ? MPI_COMM_NULL : without_node(g, *lost);
+    bool lost_itself = *lost == node_of(g, g->rank);
+    if (lost_itself) await_others(site, *own == NO_NODE);
+    return *lost == IMPOSSIBLE || lost_itself ? MPI_COMM_NULL : without_node(g, *lost);
+}
+
+void node_recovery_end(const Site *site, int lost) {
+    const RecoveryGroup *g = node_failure_group(site);
+    Inbox ends = inbox_make(g);
+    for (int i = 0; i < g->per_node && lost >= 0; i++)
+        exchange(&ends, lost * g->per_node + i, TAG_ENDS, &any_word);
 }

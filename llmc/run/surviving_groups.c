@@ -46,6 +46,7 @@ static void on_node_loss(void *context, const char *why) {
     bool saved = run_agreed(run, sound) && run_agreed(run, save_surviving_groups(run));
     if (saved && run->launch.rank == 0) print_error(run, lost, why);
     run_barrier(run);  // because mpirun kills all ranks as soon as one exits
+    if (run->launch.rank == 0) node_recovery_end(&run->site, lost);
     fflush(stdout);
     bool failed = run->exit_code != EXIT_DONE && run->exit_code != EXIT_STOPPED;
     _exit(failed ? run->exit_code : EXIT_COMMUNICATION);

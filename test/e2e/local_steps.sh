@@ -174,6 +174,28 @@ killed() {
         --save "$work/killed" --load "$work/killed"
 }
 check "a killed node loses only its own work" killed
+# A stopped node is continued while the other node, whose disk is slow, saves without it. The late
+# node must wait for that save, because mpirun ends all ranks as soon as one exits. Its line comes
+# first, because mpirun may kill it after the other node has exited.
+woken() {
+    local rc=0
+    rm -rf "$work/woken"
+    slow_disk 2000 0 in_background woken 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 \
+        --lr-decay-iters 100 --eval-interval 100000 --save-interval 100000 --save "$work/woken" "${soon[@]}"
+    wait_for_iteration woken 25 && signal_rank STOP 1 && wait_until saving_begins "$work/woken" || return 1
+    signal_rank CONT 1
+    wait "$job" || rc=$?
+    grep '^error' "$work/err" >"$work/lines"
+    [ $rc -eq 7 ] && [ "$(grep -c . "$work/lines")" = 2 ] || { say "exit code $rc"; return 1; }
+    head -n 1 "$work/lines" | grep -q "^error: rank 1 .*: this node answered too late" &&
+        tail -n 1 "$work/lines" | grep -q "^error: rank 0 .*: node 1 was lost .* saved a checkpoint" ||
+        { why="$(cat "$work/lines")"; return 1; }
+    trains 2 --gpus-per-node 1 "${run[@]}" --save "$work/woken" --load "$work/woken" --exit-interval 1 \
+        --train-iters 200000 --lr-decay-iters 100 && has "successfully loaded checkpoint" out
+}
+saving_begins() { compgen -G "$1/.iter_*.tmp" >"$work/begun"; }
+if [ -e "$shim" ]; then check "a node that continues too late waits for the others to save" woken
+else skip "a node that continues too late waits for the others to save" "$shim is not built"; fi
 # SIGTERM arrives while one node is slow, which looks as if the launcher were ending the job. The
 # slow node responds in time, so all nodes save.
 late() {

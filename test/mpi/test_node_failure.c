@@ -39,7 +39,12 @@ static void handler(void *context, const char *why) {
     Found *found = (Found *)context;
     MPI_Comm left = node_recovery_surviving_ranks(found->site, &found->lost);
     found->left = 0;
-    if (left != MPI_COMM_NULL) MPI_Comm_size(left, &found->left);
+    if (left != MPI_COMM_NULL) {
+        int rank;
+        MPI_Comm_rank(left, &rank);
+        MPI_Comm_size(left, &found->left);
+        if (rank == 0) node_recovery_end(found->site, found->lost);
+    }
     longjmp(found->back, 1);
 }
 
@@ -55,7 +60,8 @@ static void complete_wait(MPI_Comm everyone, bool came) {
 static bool as_expected(const Case *c, const Found *found, int rank) {
     if (found->left == NOT_CALLED) return !c->comes[rank] && c->late <= 0;
     if (c->left == 0) return found->left == 0;
-    // A rank of the lost node that arrives must find that it cannot save.
+    // A rank of the lost node that arrives must find that it cannot save. It waits for
+    // node_recovery_end first.
     if (c->lost >= 0 && rank / c->per_node == c->lost) return found->left == 0;
     return found->lost == c->lost && found->left == c->left;
 }
