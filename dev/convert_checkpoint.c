@@ -15,7 +15,7 @@ typedef enum Precision { EXPORT_FP32, EXPORT_BF16 } Precision;
 typedef struct Settings {
     const char *load, *to_hf, *from_hf, *from_megatron, *save;
     int64_t step, part_megabytes;
-    int divisible, dtype;
+    int divisible, dtype, weights;
     HfTokenizerOptions tokenizer;
     bool no_save_optim, help;
 } Settings;
@@ -31,6 +31,10 @@ static const Option table[] = {
      .value = "N", .help = "Iteration of the checkpoint; -1: the latest."},
     {"dtype", .kind = OPTION_CHOICE, .choices = "fp32|bf16", .initial = "bf16", .offset = FIELD(dtype),
      .value = "WORD", .help = "fp32: the master weights. bf16: the model weights."},
+    {"weights", .kind = OPTION_CHOICE, .choices = WEIGHTS_CHOICES, .initial = "outer",
+     .offset = FIELD(weights), .value = "WORD",
+     .help = "With --local-steps: outer: the outer weights, which may be H iterations old. mean: the mean of "
+             "all nodes' weights."},
     {"max-shard-size", .kind = OPTION_INT64, .low = 1, .high = 1e9, .initial = "5000",
      .offset = FIELD(part_megabytes), .value = "MB",
      .help = "Maximum size of a weight file; larger models get several files and an index."},
@@ -91,6 +95,7 @@ static bool export_folder(const Settings *s, Peers peers, Error *err) {
                         .iteration = s->step,
                         .output = s->to_hf,
                         .fp32 = s->dtype == EXPORT_FP32,
+                        .weights = (WeightsChoice)s->weights,
                         .part_bytes = s->part_megabytes * 1000000,
                         .tokenizer = s->tokenizer,
                         .buffer_elements = HF_BUFFER_ELEMENTS,

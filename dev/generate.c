@@ -20,6 +20,7 @@
 #include "llmc/ranks/stop.h"
 #include "llmc/run/sampling.h"
 #include "dev/lib/saved_model.h"
+#include "dev/lib/saved_weights.h"
 #include "dev/lib/text_stream.h"
 
 enum { PROMPT_MAX_BYTES = 64 << 20 };
@@ -27,7 +28,7 @@ enum { PROMPT_MAX_BYTES = 64 << 20 };
 typedef struct Settings {
     const char *load, *prompt, *prompt_file, *tokenizer_type, *tokenizer_model, *vocab_file, *merge_file;
     int64_t step, seed;
-    int tokens, samples, top_k;
+    int tokens, samples, top_k, weights;
     double temperature, top_p;
     bool greedy, ignore_eod, no_echo, help;
 } Settings;
@@ -39,6 +40,10 @@ static const Option table[] = {
      .help = "A --save folder of the trainer. Its checkpoints contain the model's flags."},
     {"ckpt-step", .kind = OPTION_INT64, .high = 1e15, .low = -1, .initial = "-1", .offset = FIELD(step),
      .value = "N", .help = "Use the checkpoint of this iteration; -1: the latest."},
+    {"weights", .kind = OPTION_CHOICE, .choices = WEIGHTS_CHOICES, .initial = "outer",
+     .offset = FIELD(weights), .value = "WORD",
+     .help = "With --local-steps: outer: the outer weights, which may be H iterations old. mean: the mean of "
+             "all nodes' weights."},
     {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(vocab_file), .value = "PATH",
      .help = "GPT-2's vocab.json; default: the one in the folder, or else the one used in training."},
     {"merge-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(merge_file), .value = "PATH",
@@ -275,6 +280,23 @@ static int positions_wanted(const Writing *w) {
     return wanted < most ? (int)wanted : most;
 }
 
+static bool read_weights(Writing *w, Error *err) {
+    SavedWeights weights;
+    int count;
+    const Tensor *tensors = zero_tensors(w->model.zero, &count);
+    WeightsChoice choice = (WeightsChoice)w->settings->weights;
+    bool ok = saved_weights_choose(&weights, w->saved.checkpoint, false, choice, err);
+    for (int i = 0; ok && i < count; i++) {
+        int64_t elements = tensor_elements(&tensors[i]);
+        void *host = xmalloc((size_t)elements * sizeof(floatX), "a tensor");
+        ok = saved_weights_read(&weights, slice_of_part(&tensors[i], SLICE_WEIGHT, 0, elements), host, err);
+        if (ok) zero_put_weights(w->model.zero, i, host);
+        free(host);
+    }
+    if (ok && *weights.note) fprintf(stderr, "%s\n", weights.note);
+    return ok;
+}
+
 static bool open_model(Writing *w, const Site *site, Error *err) {
     const char *words[8];
     Words flags = tokenizer_flags(w->settings, words);
@@ -286,7 +308,7 @@ static bool open_model(Writing *w, const Site *site, Error *err) {
     int threads = parallel_share(w->peers);
     return text_model_open(&w->model, &w->saved.config, positions_wanted(w), threads, site, err) &&
            checkpoint_check_tensors(checkpoint, w->model.gpt.whole, w->model.gpt.whole_tensors, err) &&
-           zero_restore_weights(w->model.zero, checkpoint, SLICE_WEIGHT, err);
+           read_weights(w, err);
 }
 
 static void report(const Writing *w, double reading) {

@@ -5,6 +5,7 @@
 // Export, import and export again gives identical bytes.
 #pragma once
 #include "dev/convert/hf_tokenizer.h"
+#include "dev/lib/saved_weights.h"
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
 
@@ -23,6 +24,7 @@ typedef struct HfExport {
     int64_t iteration;   // -1: latest
     const char *output;  // directory to create; must be missing or empty
     bool fp32;           // export the fp32 master weights; else the bf16 model weights
+    WeightsChoice weights;
     int64_t part_bytes;  // maximum bytes of weights per file; larger models get several files and an index
     // Overrides the files next to the checkpoint and the files named in its arguments.
     HfTokenizerOptions tokenizer;

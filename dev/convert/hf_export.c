@@ -27,6 +27,7 @@
 typedef struct Exporting {
     const HfExport *options;
     Checkpoint *checkpoint;
+    SavedWeights weights;
     ImportedModel model;
     bool opened;
     const HfFamily *family;
@@ -48,12 +49,17 @@ static uint64_t bytes_of(const Exporting *e, const HfTensor *t) {
 
 // --- Opening -------------------------------------------------------------------------------------
 
+static void add_note(HfReport *report, const char *note) {
+    size_t used = strlen(report->notes);
+    if (*note) snprintf(report->notes + used, sizeof report->notes - used, "%s\n", note);
+}
+
 static bool open_checkpoint(Exporting *e, HfReport *report, Error *err) {
     char note[1400];
     report->iteration = e->options->iteration;
     e->checkpoint = checkpoint_open(e->options->load, &report->iteration, e->options->peers, note,
                                     sizeof note, err);
-    if (e->checkpoint && *note) snprintf(report->notes, sizeof report->notes, "%s\n", note);
+    if (e->checkpoint) add_note(report, note);
     return e->checkpoint != NULL;
 }
 
@@ -75,7 +81,7 @@ static bool check_parameters(Exporting *e, Error *err) {
                         "use --dtype bf16",
                         e->options->load);
     }
-    return ok;
+    return ok && saved_weights_choose(&e->weights, e->checkpoint, e->options->fp32, e->options->weights, err);
 }
 
 // --- Tokenizer -----------------------------------------------------------------------------------
@@ -104,8 +110,7 @@ static bool read_tokenizer(Exporting *e, HfReport *report, Error *err) {
         return true;
     }
     if (!given && choice.type == TOKENIZER_NULL) {
-        snprintf(report->notes + strlen(report->notes), sizeof report->notes - strlen(report->notes),
-                 "The model has no tokenizer (NullTokenizer): none is exported.\n");
+        add_note(report, "The model has no tokenizer (NullTokenizer): none is exported.");
         return true;
     }
     if (given || find_files(e, &choice, paths)) {
@@ -144,8 +149,7 @@ static void put(const Exporting *e, int64_t to, int64_t from, int64_t step, int6
 }
 
 static Slice slice_of(const Exporting *e, const HfTensor *t) {
-    return (Slice){.tensor = e->model.gpt.whole[t->whole].name,
-                   .kind = e->options->fp32 ? SLICE_MASTER : SLICE_WEIGHT};
+    return (Slice){.tensor = e->model.gpt.whole[t->whole].name};
 }
 
 // Reads rows [row, row + rows) of a Hugging Face tensor, which are contiguous ranges of the
@@ -158,7 +162,7 @@ static bool read_runs(const Exporting *e, const HfTensor *t, int64_t row, int64_
         Slice slice = slice_of(e, t);
         slice.lo = start * columns;
         slice.hi = (start + run) * columns;
-        if (!checkpoint_read(e->checkpoint, &slice, e->in, err)) return false;
+        if (!saved_weights_read(&e->weights, slice, e->in, err)) return false;
         put(e, r * columns, 0, 1, run * columns);
     }
     return true;
@@ -169,7 +173,7 @@ static bool read_columns(const Exporting *e, const HfTensor *t, int64_t row, int
     Slice slice = slice_of(e, t);
     slice.columns = (Columns){row, rows};
     slice.hi = t->columns * rows;
-    if (!checkpoint_read(e->checkpoint, &slice, e->in, err)) return false;
+    if (!saved_weights_read(&e->weights, slice, e->in, err)) return false;
     for (int64_t c = 0; c < t->columns; c++) {
         int64_t start;
         hf_map_run(&e->map, t, c, &start);
@@ -393,6 +397,7 @@ static bool run(Exporting *e, HfReport *report, Error *err) {
     if (!check_output(e->options->output, err) || !open_checkpoint(e, report, err) || !read_model(e, err) ||
         !check_parameters(e, err) || !check_tokenizer(e, report, err))
         return false;
+    add_note(report, e->weights.note);
     divide(e);
     report->parameters = imported_model_parameters(&e->model);
     report->files = e->parts;

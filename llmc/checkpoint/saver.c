@@ -184,6 +184,7 @@ bool saver_save(Saver *saver, const RunState *state, Error *err) {
 bool saver_busy(const Saver *saver) { return saver->job && checkpoint_busy(saver->job); }
 
 bool saver_advance(Saver *saver, bool to_the_end, Error *err) {
+    const Config *c = saver->config;
     bool done = false, ok = true;
     if (!saver->job) return true;
     do ok = checkpoint_advance(saver->job, &done, err);
@@ -200,9 +201,14 @@ bool saver_advance(Saver *saver, bool to_the_end, Error *err) {
     saver->before = state.iteration;
     saver->saved = true;
     progress_checkpoint(saver->progress, state.iteration, state.flops_so_far,
-                        (double)state.consumed_train_samples * saver->config->seq_length);
+                        (double)state.consumed_train_samples * c->seq_length);
     log_line(saver->log, "  successfully saved checkpoint at iteration %7lld to %s",
-             (long long)state.iteration, saver->config->save);
+             (long long)state.iteration, c->save);
+    if (c->local_steps > 1 && state.iteration < c->train_iters)
+        log_line(
+            saver->log,
+            "  exports and evaluations of it use its outer weights, synchronized in iterations %lld to %lld",
+            (long long)oldest_outer_weights(&state, c->local_steps), (long long)state.iteration);
     return true;
 }
 

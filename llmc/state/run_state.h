@@ -24,4 +24,11 @@ typedef struct RunState {
     double loss_mean, loss_deviation, norm_mean, norm_deviation;
 } RunState;
 
+// Oldest iteration whose outer weights the state may contain with --local-steps H. Each bucket is
+// synchronized every H steps; if a node was lost, the latest synchronization may be missing.
+static inline int64_t oldest_outer_weights(const RunState *state, int64_t local_steps) {
+    int64_t oldest = state->iteration - local_steps + (state->outer_applied_at < state->iteration);
+    return oldest > 0 ? oldest : 0;
+}
+
 LLMC_END
