@@ -127,15 +127,16 @@ static MPI_Comm without_node(const RecoveryGroup *g, int lost) {
 }
 
 // Waits on a rank of the lost node until the others have saved, because the launcher ends all ranks
-// as soon as one exits. If this rank was only late, says so first and then ends the process.
-static void await_others(const Site *site, bool late) {
+// as soon as one exits. Returns false if they did not in time. If this rank was only late, first
+// says so, because the launcher may end it before the wait is over.
+static bool others_save(const Site *site, bool late) {
     const RecoveryGroup *g = node_failure_group(site);
     Inbox ends = inbox_make(g);
     if (late && g->rank % g->per_node == 0)
         error_print(site, "this node answered too late, so the others save without it; restart the job");
     exchange(&ends, node_of(g, g->rank) == 0 ? g->per_node : 0, TAG_ENDS, &any_word);
     wait_inbox(site, &ends, 1, node_failure_extra_wait(site, g->patience));
-    if (late) _exit(EXIT_COMMUNICATION);
+    return poll_inbox(&ends) > 0;
 }
 
 // Round 1: every live rank sends a message to all others and waits for theirs, because a rank may
@@ -162,7 +163,7 @@ MPI_Comm node_recovery_surviving_ranks(const Site *site, int *lost) {
     wait_inbox(site, &conclusions, expected, g->patience + EXTRA_SECONDS);
     *lost = agreed_node(&conclusions);
     bool lost_itself = *lost == node_of(g, g->rank);
-    if (lost_itself) await_others(site, *own == NO_NODE);
+    if (lost_itself && !others_save(site, *own == NO_NODE)) *lost = IMPOSSIBLE;
     return *lost == IMPOSSIBLE || lost_itself ? MPI_COMM_NULL : without_node(g, *lost);
 }
 

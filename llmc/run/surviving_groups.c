@@ -36,6 +36,7 @@ static void on_node_loss(void *context, const char *why) {
     Run *run = (Run *)context;
     int lost = 0;
     MPI_Comm left = node_recovery_surviving_ranks(&run->site, &lost);
+    if (left == MPI_COMM_NULL && lost >= 0) _exit(EXIT_COMMUNICATION);  // the other nodes have saved
     if (left == MPI_COMM_NULL) return;
     comm_lose(&run->mesh.replica_groups);
     zero_use_outer(run->zero, false);

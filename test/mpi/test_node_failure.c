@@ -62,7 +62,7 @@ static bool as_expected(const Case *c, const Found *found, int rank) {
     if (c->left == 0) return found->left == 0;
     // A rank of the lost node that arrives must find that it cannot save. It waits for
     // node_recovery_end first.
-    if (c->lost >= 0 && rank / c->per_node == c->lost) return found->left == 0;
+    if (c->lost >= 0 && rank / c->per_node == c->lost) return found->left == 0 && found->lost == c->lost;
     return found->lost == c->lost && found->left == c->left;
 }
 
