@@ -9,6 +9,8 @@
 #include "llmc/base/dtype.h"
 #include "llmc/base/json.h"
 
+enum { PART_ELEMENTS = 1 << 20 };
+
 bool saved_weights_choose(SavedWeights *w, const Checkpoint *checkpoint, bool fp32, WeightsChoice choice,
                           Error *err) {
     *w = (SavedWeights){.checkpoint = checkpoint, .fp32 = fp32};
@@ -46,20 +48,30 @@ bool saved_weights_choose(SavedWeights *w, const Checkpoint *checkpoint, bool fp
 }
 
 // Sums in double, so that the mean of a few nodes is correctly rounded.
-static bool read_mean(const SavedWeights *w, Slice slice, void *host, Error *err) {
+static bool read_part_of_mean(const SavedWeights *w, Slice slice, float *own, double *sum, Error *err) {
     int64_t n = slice.hi - slice.lo;
-    float *own = xmalloc((size_t)n * sizeof *own, "the weights of a node");
-    double *sum = xcalloc((size_t)n, sizeof *sum, "the mean of the nodes");
-    bool ok = true;
+    memset(sum, 0, (size_t)n * sizeof *sum);
     slice.kind = SLICE_LOCAL_MASTER;
-    for (slice.node = 0; ok && slice.node < w->nodes; slice.node++) {
-        ok = checkpoint_read(w->checkpoint, &slice, own, err);
-        for (int64_t i = 0; ok && i < n; i++) sum[i] += (double)own[i];
+    for (slice.node = 0; slice.node < w->nodes; slice.node++) {
+        if (!checkpoint_read(w->checkpoint, &slice, own, err)) return false;
+        for (int64_t i = 0; i < n; i++) sum[i] += (double)own[i];
     }
-    for (int64_t i = 0; ok && i < n; i++) {
-        float mean = (float)(sum[i] / w->nodes);
-        if (w->fp32) ((float *)host)[i] = mean;
-        else ((floatX *)host)[i] = floatX_from_float(mean);
+    return true;
+}
+
+static bool read_mean(const SavedWeights *w, Slice slice, void *host, Error *err) {
+    float *own = xmalloc(PART_ELEMENTS * sizeof *own, "the weights of a node");
+    double *sum = xmalloc(PART_ELEMENTS * sizeof *sum, "the mean of the nodes");
+    bool ok = true;
+    Slice part = slice;
+    for (part.lo = slice.lo; ok && part.lo < slice.hi; part.lo = part.hi) {
+        part.hi = slice.hi - part.lo < PART_ELEMENTS ? slice.hi : part.lo + PART_ELEMENTS;
+        ok = read_part_of_mean(w, part, own, sum, err);
+        for (int64_t i = part.lo; ok && i < part.hi; i++) {
+            float mean = (float)(sum[i - part.lo] / w->nodes);
+            if (w->fp32) ((float *)host)[i - slice.lo] = mean;
+            else ((floatX *)host)[i - slice.lo] = floatX_from_float(mean);
+        }
     }
     free(own);
     free(sum);
