@@ -277,7 +277,7 @@ static Checkpoint *open_exact(const char *directory, int64_t iteration, Peers pe
     else if (!ok)
         ckpt_error(err,
                    "%s has no checkpoint of iteration %" PRId64
-                   " (existing iterations: %s); choose one of them with --ckpt-step, or another folder",
+                   " (existing iterations: %s); choose another iteration with --ckpt-step, or another folder",
                    directory, iteration, existing(directory, list));
     if (peers_agree(peers, ok, err, NULL) && read_manifest(c, iteration, peers, err) &&
         check_files(c, peers, err)) {
