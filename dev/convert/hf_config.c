@@ -216,8 +216,7 @@ bool hf_config_read(HfConfig *c, const char *path, Error *err) {
 
 // A key with its value as JSON text.
 typedef struct Entry {
-    const char *key;
-    char value[TEXT_BYTES];
+    char *key, *value;
 } Entry;
 
 typedef struct Writing {
@@ -229,15 +228,13 @@ typedef struct Writing {
 static void put(Writing *w, const char *key, const char *value, bool quoted) {
     if (w->count == MOST_ENTRIES)
         fatal(NULL, EXIT_USAGE, "config.json needs more than %d keys", MOST_ENTRIES);
-    Entry *e = &w->entries[w->count++];
-    e->key = key;
-    snprintf(e->value, sizeof e->value, quoted ? "\"%s\"" : "%s", value);
+    w->entries[w->count++] = (Entry){xstrdup(key), quoted ? text_format("\"%s\"", value) : xstrdup(value)};
 }
 
-static void put_id(Writing *w, const char *key, int64_t id) {
-    char text[TEXT_BYTES];
-    snprintf(text, sizeof text, "%" PRId64, id);
-    put(w, key, text, false);
+static void put_item(Writing *w, const char *key, const cJSON *item) {
+    char *text = item ? cJSON_PrintUnformatted(item) : NULL;
+    if (text) put(w, key, text, false);
+    cJSON_free(text);
 }
 
 static void put_key(Writing *w, const HfKey *key) {
@@ -264,22 +261,19 @@ static void put_family(Writing *w, const HfFamily *family) {
 // Newer folders only have rope_parameters, but older programs read the scaling from rope_scaling.
 static void put_rotations(Writing *w) {
     bool scaled = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(w->arguments, "use_rope_scaling"));
-    static const HfKey factors[] = {
-        {.key = "rope_parameters.factor", .argument = "rope_scaling_factor", .real = true},
-        {.key = "rope_scaling.factor", .argument = "rope_scaling_factor", .real = true},
-        {.key = "rope_scaling.rope_theta", .argument = "rotary_base", .real = true}};
-    static const char *const places[][2] = {{"rope_parameters.low_freq_factor",
-                                             "rope_scaling.low_freq_factor"},
-                                            {"rope_parameters.high_freq_factor",
-                                             "rope_scaling.high_freq_factor"},
-                                            {"rope_parameters.original_max_position_embeddings",
-                                             "rope_scaling.original_max_position_embeddings"}};
     put(w, "rope_parameters.rope_type", scaled ? "llama3" : "default", true);
     if (!scaled) return;
     put(w, "rope_scaling.rope_type", "llama3", true);
-    for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) put_key(w, &factors[i]);
-    for (size_t i = 0; i < sizeof ROPE_NUMBERS / sizeof *ROPE_NUMBERS; i++) {
-        for (int k = 0; k < 2; k++) put(w, places[i][k], ROPE_NUMBERS[i].text, false);
+    put_key(w, &(HfKey){.key = "rope_scaling.rope_theta", .argument = "rotary_base", .real = true});
+    for (int k = 0; k < 2; k++) {
+        const char *group = k ? "rope_scaling" : "rope_parameters";
+        char key[TEXT_BYTES];
+        snprintf(key, sizeof key, "%s.factor", group);
+        put_key(w, &(HfKey){.key = key, .argument = "rope_scaling_factor", .real = true});
+        for (size_t i = 0; i < sizeof ROPE_NUMBERS / sizeof *ROPE_NUMBERS; i++) {
+            snprintf(key, sizeof key, "%s.%s", group, ROPE_NUMBERS[i].name);
+            put(w, key, ROPE_NUMBERS[i].text, false);
+        }
     }
 }
 
@@ -304,7 +298,7 @@ static void print_entries(const Writing *w, Text *out) {
     }
 }
 
-void hf_config_write(const HfFamily *family, const ImportedModel *model, const char *dtype, int64_t bos,
+void hf_config_write(const HfFamily *family, const ImportedModel *model, const char *dtype, const cJSON *ids,
                      Text *out) {
     cJSON *arguments = imported_arguments(&model->config);
     char architectures[TEXT_BYTES];
@@ -316,14 +310,18 @@ void hf_config_write(const HfFamily *family, const ImportedModel *model, const c
     put(&w, "model_type", family->type, true);
     put(&w, "torch_dtype", dtype, true);
     put(&w, "use_cache", "true", false);
-    put_id(&w, "bos_token_id", bos);
-    put_id(&w, "eos_token_id", model->config.eod);
-    put_id(&w, "vocab_size", model->config.vocab_size_unpadded);
+    for (int i = 0; i < HF_SPECIAL_IDS; i++)
+        put_item(&w, HF_SPECIAL_ID[i], cJSON_GetObjectItemCaseSensitive(ids, HF_SPECIAL_ID[i]));
+    put_item(&w, "vocab_size", cJSON_GetObjectItemCaseSensitive(arguments, "unpadded_vocab_size"));
     put_family(&w, family);
     if (model->config.position_embedding_type == POSITIONS_ROPE) put_rotations(&w);
     qsort(w.entries, (size_t)w.count, sizeof *w.entries, by_key);
     text_add(out, "{\n");
     print_entries(&w, out);
     text_add(out, "}\n");
+    for (int i = 0; i < w.count; i++) {
+        free(w.entries[i].key);
+        free(w.entries[i].value);
+    }
     cJSON_Delete(arguments);
 }

@@ -15,6 +15,7 @@
 #include "llmc/base/durable.h"
 #include "llmc/base/dtype.h"
 #include "llmc/base/json.h"
+#include "dev/lib/saved_config.h"
 #include "llmc/base/json_line.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "dev/convert/hf.h"
@@ -35,9 +36,10 @@ typedef struct Exporting {
     int *part;  // (map.count) weight file of each tensor
     int parts;  // number of weight files
     HfTokenizer tokenizer;
-    char *fresh;  // temporary folder until the export is complete
-    void *in;     // chunk as stored in the checkpoint: fp32, or this build's floatX
-    void *out;    // chunk as written to the file
+    cJSON *source, *ids;  // config.json of the imported model or NULL; object with its special token ids
+    char *fresh;          // temporary folder until the export is complete
+    void *in;             // chunk as stored in the checkpoint: fp32, or this build's floatX
+    void *out;            // chunk as written to the file
 } Exporting;
 
 static int64_t columns_of(const HfTensor *t) { return t->columns ? t->columns : 1; }
@@ -67,7 +69,6 @@ static bool open_checkpoint(Exporting *e, HfReport *report, Error *err) {
 static bool read_model(Exporting *e, Error *err) {
     e->opened = imported_model_of_checkpoint(&e->model, checkpoint_arguments(e->checkpoint), err);
     e->family = e->opened ? hf_family_of(&e->model, err) : NULL;
-    if (e->family) hf_map_make(&e->map, e->family, &e->model, e->model.config.vocab_size_unpadded);
     return e->family != NULL;
 }
 
@@ -86,55 +87,55 @@ static bool check_parameters(Exporting *e, Error *err) {
 
 // --- Tokenizer -----------------------------------------------------------------------------------
 
-// Finds the files that the tokenizer choice names, or files of that name next to the checkpoint.
-static bool find_files(const Exporting *e, TokenizerChoice *choice, char *paths[2]) {
-    bool whole = choice->type == TOKENIZER_HUGGING_FACE;
-    paths[0] = text_format("%s/%s", e->options->load, whole ? HF_TOKENIZER : HF_VOCAB);
-    paths[1] = text_format("%s/" HF_MERGES, e->options->load);
-    if (durable_exists(paths[0]) && (whole || durable_exists(paths[1]))) {
-        choice->vocab_file = choice->model = paths[0];
-        choice->merge_file = paths[1];
-    }
-    if (whole) return choice->model && durable_exists(choice->model);
-    return choice->vocab_file && choice->merge_file && durable_exists(choice->vocab_file) &&
-           durable_exists(choice->merge_file);
-}
-
 // Reads the tokenizer given by flags, or else the run's.
-static bool read_tokenizer(Exporting *e, HfReport *report, Error *err) {
-    TokenizerChoice choice = config_tokenizer(&e->model.config);
-    char *paths[2] = {NULL, NULL};
-    bool ok, given = hf_tokenizer_given(&e->options->tokenizer, &choice);
-    if (!given && choice.type == TOKENIZER_BYTE) {
+static bool read_tokenizer(Exporting *e, const TokenizerChoice *choice, bool given, HfReport *report,
+                           Error *err) {
+    if (given || tokenizer_files_exist(choice)) return hf_tokenizer_read(&e->tokenizer, choice, err);
+    if (choice->type == TOKENIZER_BYTE) {
         hf_tokenizer_of_bytes(&e->tokenizer);
         return true;
     }
-    if (!given && choice.type == TOKENIZER_NULL) {
+    if (choice->type == TOKENIZER_NULL) {
         add_note(report, "The model has no tokenizer (NullTokenizer): none is exported.");
         return true;
     }
-    if (given || find_files(e, &choice, paths)) {
-        ok = hf_tokenizer_read(&e->tokenizer, &choice, err);
-    } else {
-        ok = data_error(err,
-                        "the checkpoint's tokenizer was not found; pass --vocab-file and --merge-file, or "
-                        "--tokenizer-model, or --no-tokenizer");
-    }
-    free(paths[0]);
-    free(paths[1]);
-    return ok;
+    return data_error(err,
+                      "the checkpoint's tokenizer was not found; pass --vocab-file and --merge-file, or "
+                      "--tokenizer-model, or --no-tokenizer");
 }
 
-static bool check_tokenizer(Exporting *e, HfReport *report, Error *err) {
-    const Config *config = &e->model.config;
+// Reads the tokenizer, and config.json and generation_config.json of the folder that the model or
+// its tokenizer came from. A tokenizer given by flags takes precedence over the --load folder.
+static bool read_small_files(Exporting *e, HfReport *report, Error *err) {
+    HfTokenizer *t = &e->tokenizer;
+    const char *load = e->options->load;
+    config_use_tokenizer_in(&e->model.config, load);
+    TokenizerChoice choice = config_tokenizer(&e->model.config);
+    bool given = hf_tokenizer_given(&e->options->tokenizer, &choice);
+    return hf_tokenizer_add_configs(t, &choice, given ? NULL : load, err) &&
+           (e->options->tokenizer.none || read_tokenizer(e, &choice, given, report, err)) &&
+           (!t->size || config_check_tokenizer(&e->model.config, t->size, t->eod, err)) &&
+           hf_tokenizer_add_configs(t, &choice, given ? load : NULL, err);
+}
+
+// The exported config.json keeps the token ids of the source's config.json, if it exists. Missing
+// ids stay missing, because transformers then uses the family's. Otherwise the ids come from
+// generation_config.json or the tokenizer, and are null if unknown.
+static void find_ids(Exporting *e) {
     const HfTokenizer *t = &e->tokenizer;
-    if (e->options->tokenizer.none) return true;
-    if (!read_tokenizer(e, report, err)) return false;
-    if (!t->files || (t->size == config->vocab_size_unpadded && t->eod == config->eod)) return true;
-    return data_error(err,
-                      "the tokenizer has %d ids and end-of-document id %d, but the checkpoint's model has %d "
-                      "and %d; pass the model's --vocab-file and --merge-file, or --tokenizer-model",
-                      t->size, t->eod, config->vocab_size_unpadded, config->eod);
+    int known[HF_SPECIAL_IDS] = {e->model.config.eod, t->size ? t->bos : -1, t->size ? t->pad : -1};
+    int64_t words = e->model.config.vocab_size_unpadded;
+    e->source = hf_tokenizer_object(t, HF_CONFIG);
+    e->ids = e->source ? e->source : hf_tokenizer_object(t, HF_GENERATION_CONFIG);
+    if (!e->ids) e->ids = cJSON_CreateObject();
+    for (int i = 0; i < HF_SPECIAL_IDS && !e->source; i++) {
+        if (cJSON_GetObjectItemCaseSensitive(e->ids, HF_SPECIAL_ID[i])) continue;
+        cJSON_AddItemToObject(e->ids, HF_SPECIAL_ID[i],
+                              known[i] < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(known[i]));
+    }
+    // Keeps the rows of the source that no token of the tokenizer uses.
+    json_member_int64(e->source, "vocab_size", words, e->model.config.vocab_size_padded, &words);
+    e->model.config.vocab_size_unpadded = (int)words;
 }
 
 // --- Chunks of tensors ------------------------------------------------------------------------
@@ -287,68 +288,39 @@ static void write_index(const Exporting *e, Text *out) {
     text_add(out, "  }\n}\n");
 }
 
-// Returns the token that starts a text: the one in the tokenizer's files, or else the
-// end-of-document token.
-static int64_t bos_of(const Exporting *e) {
-    const HfTokenizerFile *file = hf_tokenizer_file(&e->tokenizer, HF_GENERATION_CONFIG);
-    int64_t bos = e->model.config.eod;
-    cJSON *object = file ? json_parse_object(file->text, (size_t)file->bytes) : NULL;
-    json_member_int64(object, "bos_token_id", 0, e->model.config.vocab_size_unpadded - 1, &bos);
-    cJSON_Delete(object);
-    return bos;
-}
-
-static void write_config(const Exporting *e, Text *out) {
-    hf_config_write(e->family, &e->model, e->options->fp32 ? "float32" : "bfloat16", bos_of(e), out);
-}
-
-static void write_generation_config(const Exporting *e, Text *out) {
-    text_add(out, "{\n  \"_from_model_config\": true,\n  \"bos_token_id\": %d,\n", e->model.config.eod);
-    text_add(out, "  \"eos_token_id\": %d\n}\n", e->model.config.eod);
-}
-
-static void write_tokenizer_config(const Exporting *e, Text *out) {
-    bool whole = e->tokenizer.type == TOKENIZER_HUGGING_FACE;
-    const char *end = whole ? e->tokenizer.eod_text : "<|endoftext|>";
-    text_add(out, "{\n");
-    if (!whole) text_add(out, "  \"add_prefix_space\": false,\n");
-    text_add(out, "  \"bos_token\": ");
-    text_add_quoted(out, end);
-    text_add(out, ",\n  \"eos_token\": ");
-    text_add_quoted(out, end);
-    text_add(out, ",\n  \"model_max_length\": %d,\n", e->model.config.max_position_embeddings);
-    text_add(out, "  \"tokenizer_class\": \"%s\"", whole ? "PreTrainedTokenizerFast" : "GPT2Tokenizer");
-    text_add(out, whole ? "\n}\n" : ",\n  \"unk_token\": \"<|endoftext|>\"\n}\n");
-}
-
-typedef struct SmallFile {
-    const char *name;
-    void (*write)(const Exporting *e, Text *out);
-    bool wanted;
-} SmallFile;
-
-static bool write_small_file(const Exporting *e, const SmallFile *file, Error *err) {
-    char *path = text_format("%s/%s", e->fresh, file->name);
-    Text text = {0};
-    file->write(e, &text);
-    bool ok = durable_write_file(path, text.data, text.length, err);
-    text_free(&text);
-    free(path);
-    return ok;
-}
-
-static bool write_small_files(const Exporting *e, Error *err) {
-    // Files that came with the tokenizer are copied instead.
-    bool ends = !hf_tokenizer_file(&e->tokenizer, HF_GENERATION_CONFIG);
-    bool tells = e->tokenizer.files && !hf_tokenizer_file(&e->tokenizer, HF_TOKENIZER_CONFIG);
-    const SmallFile files[] = {{"config.json", write_config, true},
-                               {HF_GENERATION_CONFIG, write_generation_config, ends},
-                               {HF_TOKENIZER_CONFIG, write_tokenizer_config, tells},
-                               {INDEX_NAME, write_index, e->parts > 1}};
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        if (files[i].wanted && !write_small_file(e, &files[i], err)) return false;
+// transformers chooses a tokenizer's class by the model_type if tokenizer_config.json does not name
+// it, so names it unless the source has the same model_type.
+static void complete_tokenizer_config(Exporting *e) {
+    HfTokenizer *t = &e->tokenizer;
+    const char *type = json_member_string(e->source, "model_type");
+    bool same = type && strcmp(type, e->family->type) == 0, whole = t->type == TOKENIZER_HUGGING_FACE;
+    cJSON *config = hf_tokenizer_object(t, HF_TOKENIZER_CONFIG);
+    if (t->size && !same && !cJSON_HasObjectItem(config, "tokenizer_class")) {
+        bool alone = !config && !e->source;
+        if (!config) config = cJSON_CreateObject();
+        if (alone) {
+            cJSON_AddStringToObject(config, "eos_token", t->eod_text);
+            cJSON_AddNumberToObject(config, "model_max_length", e->model.config.max_position_embeddings);
+        }
+        cJSON_AddStringToObject(config, "tokenizer_class",
+                                whole ? "PreTrainedTokenizerFast" : "GPT2Tokenizer");
+        char *text = cJSON_Print(config);
+        hf_tokenizer_put(t, HF_TOKENIZER_CONFIG, &(Text){.data = text, .length = strlen(text)});
     }
-    return hf_tokenizer_write(&e->tokenizer, e->fresh, err);
+    cJSON_Delete(config);
+}
+
+static bool write_small_files(Exporting *e, Error *err) {
+    HfTokenizer *t = &e->tokenizer;
+    Text text = {0};
+    hf_config_write(e->family, &e->model, e->options->fp32 ? "float32" : "bfloat16", e->ids, &text);
+    hf_tokenizer_put(t, HF_CONFIG, &text);
+    complete_tokenizer_config(e);
+    if (e->parts > 1) {
+        write_index(e, &text);
+        hf_tokenizer_put(t, INDEX_NAME, &text);
+    }
+    return hf_tokenizer_write(t, e->fresh, err);
 }
 
 // --- The folder ----------------------------------------------------------------------------------
@@ -395,9 +367,11 @@ static bool write_folder(Exporting *e, Error *err) {
 
 static bool run(Exporting *e, HfReport *report, Error *err) {
     if (!check_output(e->options->output, err) || !open_checkpoint(e, report, err) || !read_model(e, err) ||
-        !check_parameters(e, err) || !check_tokenizer(e, report, err))
+        !check_parameters(e, err) || !read_small_files(e, report, err))
         return false;
     add_note(report, e->weights.note);
+    find_ids(e);
+    hf_map_make(&e->map, e->family, &e->model, e->model.config.vocab_size_unpadded);
     divide(e);
     report->parameters = imported_model_parameters(&e->model);
     report->files = e->parts;
@@ -411,6 +385,7 @@ bool hf_export(const HfExport *options, HfReport *report, Error *err) {
     bool ok = run(&e, report, err);
     checkpoint_close(e.checkpoint);
     hf_tokenizer_free(&e.tokenizer);
+    cJSON_Delete(e.ids);
     hf_map_free(&e.map);
     if (e.opened) imported_model_close(&e.model);
     free(e.part);

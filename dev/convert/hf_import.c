@@ -9,6 +9,7 @@
 
 #include "llmc/base/durable.h"
 #include "llmc/base/json.h"
+#include "dev/lib/saved_config.h"
 #include "dev/convert/hf.h"
 #include "dev/convert/hf_files.h"
 #include "dev/convert/hf_map.h"
@@ -25,7 +26,6 @@ typedef struct Importing {
     HfFiles files;
     const HfTensorPlace **places;  // (map.count)
     HfTokenizer tokenizer;
-    char *paths[2];  // tokenizer files, as named in the checkpoint's arguments; NULL: none
     float *padding;  // (2, hidden): padding rows of the embedding and of the output layer
     float *chunk;    // fp32 chunk in Hugging Face order
     void *narrow;    // the same chunk before conversion to fp32
@@ -133,13 +133,6 @@ static bool match_tensors(Importing *m, Error *err) {
 
 // --- The tokenizer -------------------------------------------------------------------------------
 
-static bool in_folder(const Importing *m, const char *name) {
-    char *path = text_format("%s/%s", m->options->folder, name);
-    bool there = durable_exists(path);
-    free(path);
-    return there;
-}
-
 // Returns true if vocab.json and merges.txt belong to GPT-2's tokenizer. Other families have such
 // files too, but split text with a different pattern.
 static bool cuts_as_gpt2(const Importing *m) {
@@ -155,19 +148,16 @@ static bool cuts_as_gpt2(const Importing *m) {
 
 // Chooses the tokenizer: the one in the flags, or else the folder's; NullTokenizer if there is
 // none. tokenizer.json is preferred because only it contains added tokens and the split pattern.
-// The caller frees the paths.
-static TokenizerChoice choose_tokenizer(const Importing *m, char *paths[2]) {
+static TokenizerChoice choose_tokenizer(const Importing *m, Config *config) {
     TokenizerChoice choice = {.type = TOKENIZER_NULL};
-    paths[0] = paths[1] = NULL;
     if (m->options->tokenizer.none || hf_tokenizer_given(&m->options->tokenizer, &choice)) return choice;
-    if (in_folder(m, HF_TOKENIZER)) {
-        choice.type = TOKENIZER_HUGGING_FACE;
-        choice.model = paths[0] = text_format("%s/" HF_TOKENIZER, m->options->folder);
-    } else if (in_folder(m, HF_VOCAB) && in_folder(m, HF_MERGES) && cuts_as_gpt2(m)) {
-        choice.type = TOKENIZER_GPT2_BPE;
-        choice.vocab_file = paths[0] = text_format("%s/" HF_VOCAB, m->options->folder);
-        choice.merge_file = paths[1] = text_format("%s/" HF_MERGES, m->options->folder);
-    }
+    config->tokenizer_eod = m->options->tokenizer.eod;
+    config->tokenizer_type = TOKENIZER_HUGGING_FACE;
+    if (config_use_tokenizer_in(config, m->options->folder)) return config_tokenizer(config);
+    config->tokenizer_type = TOKENIZER_GPT2_BPE;
+    if (cuts_as_gpt2(m) && config_use_tokenizer_in(config, m->options->folder))
+        return config_tokenizer(config);
+    config->tokenizer_type = TOKENIZER_NULL;
     return choice;
 }
 
@@ -175,39 +165,32 @@ static TokenizerChoice choose_tokenizer(const Importing *m, char *paths[2]) {
 static void name_tokenizer(Importing *m) {
     Config *config = &m->model.config;
     bool whole = m->tokenizer.type == TOKENIZER_HUGGING_FACE;
+    const char *save = m->options->save;
     config->tokenizer_type = m->tokenizer.type;
-    m->paths[0] = text_format("%s/%s", m->options->save, whole ? HF_TOKENIZER : HF_VOCAB);
-    m->paths[1] = text_format("%s/" HF_MERGES, m->options->save);
     config->tokenizer_eod = m->options->tokenizer.eod;
-    if (whole) {
-        config->tokenizer_model = m->paths[0];
-    } else {
-        config->vocab_file = m->paths[0];
-        config->merge_file = m->paths[1];
-    }
+    config->tokenizer_model = whole ? config_keep(config, text_format("%s/" HF_TOKENIZER, save)) : NULL;
+    config->vocab_file = whole ? NULL : config_keep(config, text_format("%s/" HF_VOCAB, save));
+    config->merge_file = whole ? NULL : config_keep(config, text_format("%s/" HF_MERGES, save));
 }
 
 // Without a tokenizer, the model only has token ids.
 static bool read_tokenizer(Importing *m, HfReport *report, Error *err) {
-    char *paths[2];
-    TokenizerChoice choice = choose_tokenizer(m, paths);
-    bool ok = choice.type == TOKENIZER_NULL || hf_tokenizer_read(&m->tokenizer, &choice, err);
-    free(paths[0]);
-    free(paths[1]);
+    Config *config = &m->model.config;
+    TokenizerChoice choice = choose_tokenizer(m, config);
+    bool ok = hf_tokenizer_add_configs(&m->tokenizer, &choice, m->options->folder, err) &&
+              (choice.type == TOKENIZER_NULL || hf_tokenizer_read(&m->tokenizer, &choice, err)) &&
+              hf_tokenizer_add_configs(&m->tokenizer, &choice, NULL, err);
     if (!ok) return false;
     if (choice.type == TOKENIZER_NULL) {
         snprintf(report->notes, sizeof report->notes, "The checkpoint has no tokenizer%s.\n",
                  m->options->tokenizer.none ? "" : ": the folder has none");
+        bool last = m->config.eod == m->config.words - 1;
+        config->tokenizer_eod = last ? NULL : config_keep(config, text_format("%" PRId64, m->config.eod));
         return true;
     }
-    if (m->tokenizer.size > m->config.words) {
-        return data_error(err,
-                          "the tokenizer has %d ids, but the model's embedding has %" PRId64
-                          " rows; pass the model's --vocab-file and --merge-file, or --tokenizer-model",
-                          m->tokenizer.size, m->config.words);
-    }
-    m->model.config.vocab_size_unpadded = m->tokenizer.size;
-    m->model.config.eod = m->tokenizer.eod;
+    if (!hf_tokenizer_fits(m->tokenizer.size, m->config.words, err)) return false;
+    config->vocab_size_unpadded = m->tokenizer.size;
+    config->eod = m->tokenizer.eod;
     if (m->options->save) name_tokenizer(m);
     return true;
 }
@@ -341,7 +324,7 @@ bool hf_import(const HfImport *options, HfReport *report, Error *err) {
     hf_map_free(&m.map);
     model_flags_free(&m.config.flags);
     if (m.opened) imported_model_close(&m.model);
-    void *all[] = {m.places, m.paths[0], m.paths[1], m.padding, m.chunk, m.narrow};
+    void *all[] = {m.places, m.padding, m.chunk, m.narrow};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     return ok;
 }

@@ -1,7 +1,10 @@
-// Copies tokenizer files into and out of Hugging Face directories, byte for byte: GPT-2's
-// vocab.json and merges.txt, or tokenizer.json and the files next to it. Called by hf_export.c and
-// hf_import.c.
+// Copies the small files of Hugging Face directories, byte for byte: GPT-2's vocab.json and
+// merges.txt, or tokenizer.json; the tokenizer's other files, such as chat templates; and the
+// model's config.json and generation_config.json. Called by hf_export.c and hf_import.c.
 #pragma once
+#include <cjson/cJSON.h>
+
+#include "llmc/base/json_line.h"
 #include "llmc/data/tokenizer.h"
 LLMC_BEGIN
 
@@ -10,19 +13,19 @@ LLMC_BEGIN
 #define HF_TOKENIZER "tokenizer.json"
 #define HF_TOKENIZER_CONFIG "tokenizer_config.json"
 #define HF_GENERATION_CONFIG "generation_config.json"
+#define HF_CONFIG "config.json"
 
 typedef struct HfTokenizerFile {
-    const char *name;
-    char *text;
+    char *name, *text;
     uint64_t bytes;
 } HfTokenizerFile;
 
-enum { HF_MOST_TOKENIZER_FILES = 4 };
 typedef struct HfTokenizer {
     TokenizerType type;  // TOKENIZER_GPT2_BPE or TOKENIZER_HUGGING_FACE
-    HfTokenizerFile file[HF_MOST_TOKENIZER_FILES];
-    int files;       // 0: no tokenizer
-    int size, eod;   // number of ids; id of EOD
+    HfTokenizerFile *file;
+    int files;
+    int size, eod;   // number of ids, 0 without a tokenizer; id of EOD
+    int bos, pad;    // ids of the other special tokens; -1: none
     char *eod_text;  // text of EOD for TOKENIZER_HUGGING_FACE
 } HfTokenizer;
 
@@ -35,13 +38,22 @@ typedef struct HfTokenizerOptions {
 // Sets *choice to the tokenizer that the flags name; without --tokenizer-eod its eod_token stays.
 // Returns false if they name none.
 bool hf_tokenizer_given(const HfTokenizerOptions *options, TokenizerChoice *choice);
+// Checks that a model with this number of embedding rows can use the tokenizer. Errors: EXIT_DATA.
+bool hf_tokenizer_fits(int size, int64_t rows, Error *err);
 
-// Reads the files and validates them as the trainer does. Errors: EXIT_DATA.
+// Adds the files of the tokenizer, after validating them as the trainer does. Errors: EXIT_DATA.
 bool hf_tokenizer_read(HfTokenizer *tokenizer, const TokenizerChoice *choice, Error *err);
 // Expresses the tokenizer type Byte as a GPT-2 tokenizer: one symbol per byte, no merges.
 void hf_tokenizer_of_bytes(HfTokenizer *tokenizer);
-// Returns NULL if there is no such file.
-const HfTokenizerFile *hf_tokenizer_file(const HfTokenizer *tokenizer, const char *name);
+// Adds config.json and generation_config.json of a directory, unless they are missing or another
+// directory's were added before. folder: NULL for the directory of the chosen tokenizer, if it has
+// files. Errors: EXIT_DATA.
+bool hf_tokenizer_add_configs(HfTokenizer *tokenizer, const TokenizerChoice *choice, const char *folder,
+                              Error *err);
+// Adds or replaces a file. Takes over the text.
+void hf_tokenizer_put(HfTokenizer *tokenizer, const char *name, Text *text);
+// Returns a JSON file, or NULL if there is no such file. The caller deletes it.
+cJSON *hf_tokenizer_object(const HfTokenizer *tokenizer, const char *name);
 // Writes the files into the directory. Errors: EXIT_CHECKPOINT.
 bool hf_tokenizer_write(const HfTokenizer *tokenizer, const char *folder, Error *err);
 void hf_tokenizer_free(HfTokenizer *tokenizer);

@@ -10,6 +10,7 @@
 #include "llmc/base/durable.h"
 #include "llmc/base/json.h"
 #include "dev/convert/megatron_args.h"
+#include "dev/lib/saved_config.h"
 #include "llmc/data/tokenizer.h"
 
 enum { TRACKER_MAX_BYTES = 4096, JSON_MAX_BYTES = 1 << 20 };
@@ -129,22 +130,19 @@ static bool read_args(Import *m, Error *err) {
 // Gets the tokenizer of the saved arguments. Returns false if its files are missing or its type is
 // unsupported.
 static bool saved_tokenizer(const MegatronArgs *args, TokenizerChoice *choice) {
-    const char *type = args->tokenizer_type ? args->tokenizer_type : "";
-    const char *vocab = args->vocab_file, *merges = args->merge_file, *model = args->tokenizer_model;
-    choice->null_vocab_size = args->vocab_size;
-    if (strcmp(type, "NullTokenizer") == 0) {
-        choice->type = TOKENIZER_NULL;
+    int type = args->tokenizer_type ? options_choice("GPT2BPETokenizer||HuggingFaceTokenizer|NullTokenizer",
+                                                     args->tokenizer_type)
+                                    : -1;
+    if (type < 0) return false;
+    *choice = (TokenizerChoice){.type = (TokenizerType)type};
+    if (choice->type == TOKENIZER_NULL) {
+        choice->null_vocab_size = args->vocab_size;
         return args->vocab_size > 0;
     }
-    if (strcmp(type, "GPT2BPETokenizer") == 0) {
-        choice->type = TOKENIZER_GPT2_BPE;
-        choice->vocab_file = vocab;
-        choice->merge_file = merges;
-        return vocab && merges && durable_exists(vocab) && durable_exists(merges);
-    }
-    choice->type = TOKENIZER_HUGGING_FACE;
-    choice->model = model;
-    return strcmp(type, "HuggingFaceTokenizer") == 0 && model && durable_exists(model);
+    choice->vocab_file = args->vocab_file;
+    choice->merge_file = args->merge_file;
+    choice->model = args->tokenizer_model;
+    return tokenizer_files_exist(choice);
 }
 
 static void note(HfReport *report, const char *text) {
@@ -169,12 +167,7 @@ static bool name_tokenizer(Import *m, HfReport *report, Error *err) {
     if (!tokenizer) return false;
     int size = tokenizer_vocab_size(tokenizer), eod = tokenizer_eod(tokenizer);
     tokenizer_close(tokenizer);
-    if (size > m->args.rows) {
-        return data_error(err,
-                          "the vocabulary has %d ids, but the model's embedding has %" PRId64
-                          " rows; pass the model's --vocab-file and --merge-file",
-                          size, m->args.rows);
-    }
+    if (!hf_tokenizer_fits(size, m->args.rows, err)) return false;
     config->tokenizer_type = choice.type;
     config->vocab_file = choice.vocab_file;
     config->merge_file = choice.merge_file;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/base/durable.h"
 #include "llmc/base/json.h"
 #include "llmc/config/config_roles.h"
 
@@ -51,8 +52,13 @@ static void add_model(Line *line, const cJSON *saved) {
     }
 }
 
+static bool saved_null_tokenizer(const cJSON *saved) {
+    const char *type = json_member_string(saved, "tokenizer_type");
+    return type && strcmp(type, "NullTokenizer") == 0;
+}
+
 // Adds flags that imported checkpoints lack: the sequence length, which is the number of positions,
-// and for NullTokenizer the vocabulary size without the end-of-document id.
+// and for NullTokenizer the vocabulary size without the end-of-document id, and this id.
 static void add_implied(Line *line, const cJSON *saved) {
     const struct {
         const char *flag, *name, *from;
@@ -67,6 +73,10 @@ static void add_implied(Line *line, const cJSON *saved) {
         if (json_member_int64(saved, implied[i].from, 1, INT32_MAX, &value))
             add_word(line, text_format("--%s=%lld", implied[i].flag, (long long)(value - implied[i].less)));
     }
+    int64_t eod;
+    if (saved_null_tokenizer(saved) && !json_member_string(saved, "tokenizer_eod") &&
+        json_member_int64(saved, "eod", 0, INT32_MAX, &eod))
+        add_word(line, text_format("--tokenizer-eod=%lld", (long long)eod));
 }
 
 // Takes the vocabulary sizes from the checkpoint, because padding depends on the parallel layout of
@@ -98,6 +108,9 @@ bool config_of_checkpoint(Config *config, const char *saved_json, const Words *o
     bool ok = saved ? config_parse(config, line.count, line.words, NULL, 0, &why)
                     : ckpt_error(&why, "they are not a JSON object");
     free_line(&line);
+    // The id of a NullTokenizer is not a token's text, which other tokenizers expect.
+    if (ok && saved_null_tokenizer(saved) && config->tokenizer_type != TOKENIZER_NULL)
+        config->tokenizer_eod = NULL;
     if (ok && !adopt_vocabulary(config, saved, &why)) {
         config_free(config);
         ok = false;
@@ -109,4 +122,36 @@ bool config_of_checkpoint(Config *config, const char *saved_json, const Words *o
             (int)strcspn(why.what, ";"), why.what);
     }
     return true;
+}
+
+const char *config_keep(Config *c, char *text) {
+    c->words = (char **)xrealloc(c->words, ((size_t)c->words_count + 1) * sizeof *c->words, "options");
+    return c->words[c->words_count++] = text;
+}
+
+bool tokenizer_files_exist(const TokenizerChoice *c) {
+    if (c->type == TOKENIZER_HUGGING_FACE) return c->model && durable_exists(c->model);
+    return c->type == TOKENIZER_GPT2_BPE && c->vocab_file && c->merge_file && durable_exists(c->vocab_file) &&
+           durable_exists(c->merge_file);
+}
+
+bool config_use_tokenizer_in(Config *c, const char *folder) {
+    TokenizerChoice files = {.type = c->tokenizer_type,
+                             .vocab_file = config_keep(c, text_format("%s/vocab.json", folder)),
+                             .merge_file = config_keep(c, text_format("%s/merges.txt", folder)),
+                             .model = config_keep(c, text_format("%s/tokenizer.json", folder))};
+    if (!tokenizer_files_exist(&files)) return false;
+    bool whole = files.type == TOKENIZER_HUGGING_FACE;
+    if (whole) c->tokenizer_model = files.model;
+    if (!whole) c->vocab_file = files.vocab_file;
+    if (!whole) c->merge_file = files.merge_file;
+    return true;
+}
+
+bool config_check_tokenizer(const Config *c, int size, int eod, Error *err) {
+    if (size == c->vocab_size_unpadded && eod == c->eod) return true;
+    return data_error(err,
+                      "the tokenizer has %d ids and end-of-document id %d, but the checkpoint's model has %d "
+                      "and %d; pass the model's --vocab-file and --merge-file, or --tokenizer-model",
+                      size, eod, c->vocab_size_unpadded, c->eod);
 }

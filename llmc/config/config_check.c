@@ -352,8 +352,10 @@ static bool check_tokenizer(const Parsed *p) {
     bool files = c->vocab_file && c->merge_file, some = c->vocab_file || c->merge_file;
     if (!null && c->vocab_size) NOTE("--vocab-size has no effect: only NullTokenizer uses it");
     if (!bpe && some) NOTE("--vocab-file and --merge-file have no effect: only GPT2BPETokenizer uses them");
-    if (!json && (c->tokenizer_model || c->tokenizer_eod))
-        NOTE("--tokenizer-model and --tokenizer-eod have no effect: only HuggingFaceTokenizer uses them");
+    if (!json && c->tokenizer_model)
+        NOTE("--tokenizer-model has no effect: only HuggingFaceTokenizer uses it");
+    if (!json && !null && c->tokenizer_eod)
+        NOTE("--tokenizer-eod has no effect: only HuggingFaceTokenizer and NullTokenizer use it");
     const Rule rules[] = {
         {json && !c->tokenizer_model,
          "--tokenizer-type HuggingFaceTokenizer needs --tokenizer-model, a tokenizer.json or its "

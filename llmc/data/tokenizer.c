@@ -24,21 +24,35 @@ static void fill_byte_table(TokenTable *table) {
     table->eod = 256;
 }
 
-static bool fill_null_table(TokenTable *table, int64_t null_vocab_size, Error *err) {
-    if (null_vocab_size < 1 || null_vocab_size >= INT32_MAX - 1) {
+// Parses a word of decimal digits; returns -1 if it is not an id of the vocabulary.
+static int64_t number_id(const char *word, size_t length, int vocab_size) {
+    int64_t id = 0;
+    for (size_t i = 0; i < length; i++) {
+        if (word[i] < '0' || word[i] > '9') return -1;
+        id = 10 * id + (word[i] - '0');
+        if (id >= vocab_size) return -1;
+    }
+    return id;
+}
+
+static bool fill_null_table(TokenTable *table, const TokenizerChoice *choice, Error *err) {
+    int64_t last = choice->null_vocab_size;
+    const char *word = choice->eod_token;
+    if (last < 1 || last >= INT32_MAX - 1) {
         return usage_error(err,
                            "NullTokenizer cannot have %" PRId64 " ids; set --vocab-size to a positive number",
-                           null_vocab_size);
+                           last);
     }
-    int eod = (int)null_vocab_size;
-    token_table_init(table, eod + 1, 11 * (size_t)eod + strlen(END_OF_TEXT));
-    for (int id = 0; id < eod; id++) {
-        char word[16];
-        int length = snprintf(word, sizeof word, " %d", id);
-        token_table_append(table, id, word, (size_t)length);
+    int64_t eod = word ? number_id(word, strlen(word), (int)last + 1) : last;
+    if (eod < 0)
+        return usage_error(err, "--tokenizer-eod '%.80s' is not a token id; use 0 to %" PRId64, word, last);
+    token_table_init(table, (int)last + 1, 11 * (size_t)last + strlen(END_OF_TEXT));
+    for (int id = 0; id <= last; id++) {
+        char text[16] = END_OF_TEXT;
+        if (id != eod) snprintf(text, sizeof text, " %d", id);
+        token_table_append(table, id, text, strlen(text));
     }
-    token_table_append(table, eod, END_OF_TEXT, strlen(END_OF_TEXT));
-    table->eod = eod;
+    table->eod = (int)eod;
     return true;
 }
 
@@ -72,9 +86,7 @@ Tokenizer *tokenizer_open(const TokenizerChoice *choice, Error *err) {
         case TOKENIZER_GPT2_BPE: good = open_bpe(tokenizer, choice, err); break;
         case TOKENIZER_BYTE: fill_byte_table(&tokenizer->parts.table); break;
         case TOKENIZER_HUGGING_FACE: good = open_json(tokenizer, choice, err); break;
-        case TOKENIZER_NULL:
-            good = fill_null_table(&tokenizer->parts.table, choice->null_vocab_size, err);
-            break;
+        case TOKENIZER_NULL: good = fill_null_table(&tokenizer->parts.table, choice, err); break;
     }
     if (good) return tokenizer;
     free(tokenizer);
@@ -300,17 +312,6 @@ static void encode_bytes(const char *text, size_t bytes, TokenBuffer *out) {
 }
 
 static bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-
-// Parses a word of decimal digits; returns -1 if it is not an id of the vocabulary.
-static int64_t number_id(const char *word, size_t length, int vocab_size) {
-    int64_t id = 0;
-    for (size_t i = 0; i < length; i++) {
-        if (word[i] < '0' || word[i] > '9') return -1;
-        id = 10 * id + (word[i] - '0');
-        if (id >= vocab_size) return -1;
-    }
-    return id;
-}
 
 // NullTokenizer. Returns the number of words that are not ids.
 static int64_t encode_numbers(int vocab_size, const char *text, size_t bytes, TokenBuffer *out) {

@@ -24,7 +24,8 @@ typedef struct TokenizerChoice {
     TokenizerType type;
     const char *vocab_file, *merge_file;  // GPT2_BPE
     const char *model;                    // HUGGING_FACE: tokenizer.json or its directory
-    const char *eod_token;    // HUGGING_FACE: text of the EOD token; NULL: default, see tokenizer_json.h
+    const char *eod_token;    // HUGGING_FACE: text of the EOD token; NULL: default, see tokenizer_json.h.
+                              // TOKENIZER_NULL: decimal id of EOD; NULL: the last id
     int64_t null_vocab_size;  // TOKENIZER_NULL: number of ids without EOD
 } TokenizerChoice;
 
@@ -32,10 +33,11 @@ typedef struct Tokenizer Tokenizer;  // immutable after opening, shared by threa
 typedef struct Encoder Encoder;      // one per thread: PCRE2 match data, BPE scratch, word cache
 
 // Opens a tokenizer. GPT2_BPE needs vocab_file and merge_file, HUGGING_FACE needs model, NULL needs
-// null_vocab_size n (V = n + 1, EOD = n, as in Megatron). A first line of merges.txt that starts
-// with "#version" is skipped. The last merge counts even without a final newline, as in Hugging
-// Face's tokenizers (Megatron-LM drops it). Errors: EXIT_DATA for a missing or malformed file, with
-// file and line; EXIT_USAGE for an invalid null_vocab_size or missing file options.
+// null_vocab_size n (V = n + 1; EOD = n as in Megatron, if eod_token is NULL). A first line of
+// merges.txt that starts with "#version" is skipped. The last merge counts even without a final
+// newline, as in Hugging Face's tokenizers (Megatron-LM drops it). Errors: EXIT_DATA for a missing
+// or malformed file, with file and line; EXIT_USAGE for an invalid null_vocab_size or missing file
+// options.
 Tokenizer *tokenizer_open(const TokenizerChoice *choice, Error *err);
 void tokenizer_close(Tokenizer *tokenizer);
 int tokenizer_vocab_size(const Tokenizer *tokenizer);  // unpadded: 50257 for GPT-2, 257 for Byte

@@ -437,7 +437,7 @@ void byte_level_free(ByteLevel *parts) {
     *parts = (ByteLevel){0};
 }
 
-static char *file_of(const char *model) {
+char *tokenizer_json_path(const char *model) {
     struct stat status;
     bool folder = !stat(model, &status) && S_ISDIR(status.st_mode);
     size_t length = strlen(model);
@@ -446,7 +446,7 @@ static char *file_of(const char *model) {
 }
 
 bool tokenizer_json_read(ByteLevel *out, const char *model, const char *eod_token, Error *err) {
-    char *path = file_of(model);
+    char *path = tokenizer_json_path(model);
     Parser parser = {.path = path, .out = out, .err = err}, *r = &parser;
     *out = (ByteLevel){0};
     cJSON *root = read_object(path, err);

@@ -72,6 +72,7 @@ typedef struct ByteLevel {
 // end-of-document token; NULL: eos_token of tokenizer_config.json in the same directory, else the
 // usual names. Errors: EXIT_DATA with the file name if it is missing, malformed, or uses features
 // outside byte-level BPE. On failure nothing needs freeing.
+char *tokenizer_json_path(const char *model);  // returns the file's path, malloc'ed
 bool tokenizer_json_read(ByteLevel *out, const char *model, const char *eod_token, Error *err);
 void byte_level_free(ByteLevel *parts);
 

@@ -57,6 +57,25 @@ older_step() {
 }
 check "an older checkpoint of the directory" older_step
 
+# Without a tokenizer, text is token ids, and the end of a document need not be the last one.
+only_ids() {
+    cp -r "$golden" "$work/ids"
+    sed -i 's/"eos_token_id": .*,/"eos_token_id": 2,/' "$work/ids/config.json"
+    converts --from-hf "$work/ids" --save "$work/ids.run" --no-tokenizer \
+        --make-vocab-size-divisible-by 8 || return 1
+    timeout -k 5 "$LIMIT" "$BUILD/generate_cpu" --load "$work/ids.run" --prompt "5 49 2" \
+        --num-tokens 4 --ignore-eod >"$work/out" 2>"$work/err" || { why=$(head -n 1 "$work/err"); return 1; }
+    grep -qE '^ 5 49<.endoftext.>( [0-9]+|<.endoftext.>){4}$' "$work/out" || { why=$(cat "$work/out"); return 1; }
+    grep -qx -- '--tokenizer-eod 2' "$work/ids.run/model.args" || { why="no --tokenizer-eod"; return 1; }
+    trains 1 "@$work/ids.run/model.args" --mock-data --seq-length 12 --finetune \
+        --load "$work/ids.run" --train-iters 4 \
+        --save-interval 4 --save "$work/ids.on" &&
+        converts --load "$work/ids.on" --to-hf "$work/ids.hf" &&
+        grep -q '"eos_token_id": 2,' "$work/ids.hf/config.json" &&
+        grep -q '"bos_token_id": null,' "$work/ids.hf/config.json"
+}
+check "a model without a tokenizer reads and writes ids" only_ids
+
 # --- inputs that are refused ---------------------------------------------------------------------
 cp -r "$golden" "$work/short"
 truncate -s -1 "$work/short/model.safetensors"

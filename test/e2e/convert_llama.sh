@@ -52,7 +52,16 @@ check "training resumes from iteration 0" by_its_flags "$work/cut.fp32.back"
 check "--finetune, tensor parallel" by_its_flags "$work/staged.bf16.back" --finetune "${two[@]}"
 
 # A tokenizer.json is copied with its companion files and used by the resumed run.
-own=test/golden/tokenizer_json/llama3
+own=$work/llama3
+cp -r test/golden/tokenizer_json/llama3 "$own"
+rm "$own/ids.json"
+mkdir "$own/additional_chat_templates"
+echo '{% for m in messages %}{{ m["content"] }}{% endfor %}' >"$own/chat_template.jinja"
+echo '{{ tools }}' >"$own/additional_chat_templates/tool_use.jinja"
+echo '{"<|eot_id|>": 560}' >"$own/added_tokens.json"
+echo '{"eos_token": "<|end_of_text|>", "pad_token": "!"}' >"$own/special_tokens_map.json"
+echo '{"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>", "pad_token": {"content": "!"},
+"tokenizer_class": "PreTrainedTokenizerFast"}' >"$own/tokenizer_config.json"
 as_text=(--tokenizer-type HuggingFaceTokenizer --tokenizer-model "$own")
 model=("${plain[@]}" "${llama[@]}" "${as_text[@]}")
 "$BUILD/preprocess_data" --input "$work/text.jsonl" "${as_text[@]}" --append-eod --workers 1 \
@@ -60,14 +69,65 @@ model=("${plain[@]}" "${llama[@]}" "${as_text[@]}")
 data=$work/ids_text_document
 trains 1 --train-iters 4 --save-interval 4 --save "$work/text" ||
     not_ok "a Llama with a tokenizer.json" "$why"
-tokenizer_copied() {
-    local name
-    round_trip text bf16 || return 1
-    for name in tokenizer.json tokenizer_config.json; do
-        cmp "$own/$name" "$work/text.bf16/$name" >"$work/diff" || { why="$name differs"; return 1; }
+# ids FOLDER EOS BOS PAD: checks the special token ids in config.json.
+ids() {
+    local key
+    for key in "\"eos_token_id\": $2," "\"bos_token_id\": $3," "\"pad_token_id\": $4,"; do
+        grep -qF "$key" "$1/config.json" ||
+            { why="no $key in $(grep token_id "$1/config.json" | tr -d '\n')"; return 1; }
     done
 }
-check "tokenizer.json is copied" tokenizer_copied
+holds_all_of() { # SOURCE FOLDER
+    diff -rq -x config.json -x model.safetensors "$1" "$2" >"$work/diff" ||
+        { why=$(head -n 1 "$work/diff"); return 1; }
+}
+# transformers reads the same from both folders. It needs no torch for that.
+reads_the_same() { # SOURCE FOLDER
+    "$PYTHON" -c 'import transformers' 2>"$work/err" || return 0
+    "$PYTHON" dev/ref/check_hf_same.py "$1" "$2" >"$work/out" 2>&1 ||
+        { why=$(tail -n 1 "$work/out"); return 1; }
+}
+tokenizer_copied() {
+    round_trip text bf16 && holds_all_of "$own" "$work/text.bf16" && ids "$work/text.bf16" 559 558 0
+}
+check "a tokenizer's files are copied" tokenizer_copied
+generation_copied() {
+    echo '{"eos_token_id": [559, 560], "pad_token_id": 0, "bos_token_id": null, "temperature": 0.6}' \
+        >"$own/generation_config.json"
+    converts --load "$work/text" --to-hf "$work/chat" && holds_all_of "$own" "$work/chat" &&
+        ids "$work/chat" "[559,560]" null 0
+}
+check "ids of generation_config.json" generation_copied
+model_copied() { # config.json and generation_config.json disagree
+    cp -r "$work/chat" "$work/model"
+    sed -i 's/"eos_token_id": .*,/"eos_token_id": [559, 1],/; s/"pad_token_id": .*,/"pad_token_id": 0,/
+        s/"bos_token_id": .*,/"bos_token_id": null,/; s/"tokenizer_class".*/"model_max_length": 64}/' \
+        "$work"/model/*config.json
+    sed -i 's/\[559, 1\]/[560, 2]/' "$work/model/generation_config.json"
+    local way
+    for way in "" --no-tokenizer "--tokenizer-model $own"; do
+        rm -rf "$work/model.run" "$work/model.hf"
+        # shellcheck disable=SC2086 # several words
+        converts --from-hf "$work/model" --save "$work/model.run" --make-vocab-size-divisible-by 8 $way &&
+            converts --load "$work/model.run" --to-hf "$work/model.hf" &&
+            ids "$work/model.hf" "[559,1]" null 0 &&
+            cmp "$work/model/generation_config.json" "$work/model.hf/generation_config.json" >"$work/diff" ||
+            { why=${why:-generation_config.json}; return 1; }
+        [ -z "$way" ] || continue
+        holds_all_of "$work/model" "$work/model.hf" && reads_the_same "$work/model" "$work/model.hf" ||
+            return 1
+    done
+}
+check "a model's ids, templates and generation settings" model_copied
+# Where the source does not name the tokenizer's class and has another model_type, or none.
+class_named() {
+    echo '{"eos_token": "<|end_of_text|>"}' >"$own/tokenizer_config.json"
+    converts --load "$work/text" --to-hf "$work/named" &&
+        grep -q PreTrainedTokenizerFast "$work/named/tokenizer_config.json" &&
+        grep -q end_of_text "$work/named/tokenizer_config.json" ||
+        { why=${why:-no tokenizer_class}; return 1; }
+}
+check "tokenizer_class" class_named
 check "training continues with tokenizer.json" by_its_flags "$work/text.bf16.back" --finetune
 # A directory may contain both tokenizer.json and vocab.json with merges.txt, which can tokenize
 # differently.

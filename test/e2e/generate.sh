@@ -166,7 +166,7 @@ check "several greedy samples" no_text 2 "remove --num-samples" --load "$work/pl
 check "top-p of 0" no_text 2 "--top-p" --load "$work/plain" --prompt x --top-p 0
 check "a missing directory" no_text 6 "holds no checkpoint" --load "$work/none" --prompt x
 check "a missing checkpoint" no_text 6 "no checkpoint of iteration 13 (existing iterations: " --load "$work/plain" --ckpt-step 13 --prompt x
-check "another tokenizer's files" no_text 5 "pass the tokenizer files used in training" --load "$work/plain" \
+check "another tokenizer's files" no_text 5 "pass the model's --vocab-file" --load "$work/plain" \
     --prompt x --tokenizer-type GPT2BPETokenizer --vocab-file test/golden/tokenizer/vocab.json \
     --merge-file test/golden/tokenizer/merges.txt
 damaged() {

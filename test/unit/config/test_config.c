@@ -447,6 +447,8 @@ static void notes_name_what_has_no_effect(void **state) {
         {"--data-path a", "--mock-data overrides"},
         {"--vocab-size 5", "only NullTokenizer uses it"},
         {"--vocab-file v", "only GPT2BPETokenizer uses them"},
+        {"--tokenizer-eod 2", "only HuggingFaceTokenizer and NullTokenizer use it"},
+        {"--tokenizer-model m", "only HuggingFaceTokenizer uses it"},
         {"--bf16 --use-flash-attn --use-mcore-models --num-workers 2 --dataloader-type "
          "single --hysteresis 2 --loss-scale 0.0",
          NULL},

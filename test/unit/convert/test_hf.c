@@ -313,14 +313,13 @@ static void exported_weights_compute_the_same(void **state) {
 // --- Tests: the same bytes -----------------------------------------------------------------------
 
 static void compare_round(const Work *w, bool fp32, int64_t part_bytes, int parts) {
-    static const char *const small[] = {"config.json", "generation_config.json"};
     HfReport report;
     make_run(w->run);
     export(w->run, w->hf, fp32, part_bytes, &report);
     assert_int_equal(report.files, parts);
     imports(w->hf, w->back);
     export(w->back, w->again, fp32, part_bytes, &report);
-    for (int i = 0; i < 2; i++) assert_true(same_file(w->hf, w->again, small[i]));
+    assert_true(same_file(w->hf, w->again, "config.json"));
     for (int part = 1; parts > 1 && part <= parts; part++) {
         char name[64];
         snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", part, parts);
@@ -417,7 +416,7 @@ static void without_master_weights(void **state) {
 static void byte_vocabulary(void **state) {
     Work *w = (Work *)*state;
     Error err = {0};
-    HfTokenizer bytes, read;
+    HfTokenizer bytes = {0}, read = {0};
     hf_tokenizer_of_bytes(&bytes);
     assert_true(hf_tokenizer_write(&bytes, w->path, &err));
     char *vocab = text_format("%s/vocab.json", w->path), *merges = text_format("%s/merges.txt", w->path);
@@ -630,13 +629,12 @@ static void hostile_llamas(void **state) {
 }
 
 // Accepts redundant or older forms of keys: the former key of the rotary base, sizes that follow
-// from others, several end tokens.
+// from others.
 static void same_llamas(void **state) {
     static const Case same[] = {
         {"\"rope_parameters\": {\n    \"rope_theta\": 500.0,\n    \"rope_type\": \"default\"\n  }",
          "\"rope_theta\": 500, \"rope_scaling\": null", "", "", ""},
         {"\"head_dim\": 8,", "", "", "", ""},
-        {"\"eos_token_id\": 49", "\"eos_token_id\": [49, 7]", "", "", ""},
     };
     Work *w = (Work *)*state;
     HfReport report;

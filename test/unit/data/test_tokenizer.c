@@ -442,6 +442,22 @@ static void null_tokenizer(void **state) {
     token_buffer_free(&out);
     encoder_free(encoder);
     tokenizer_close(null);
+    choice.eod_token = "7";
+    null = tokenizer_open(&choice, &err);
+    assert_int_equal(tokenizer_vocab_size(null), 1001);
+    assert_int_equal(tokenizer_eod(null), 7);
+    word = tokenizer_decode(null, 7, &bytes);
+    assert_true(bytes == 13 && memcmp(word, "<|endoftext|>", bytes) == 0);
+    word = tokenizer_decode(null, 1000, &bytes);
+    assert_true(bytes == 5 && memcmp(word, " 1000", 5) == 0);
+    tokenizer_close(null);
+    static const char *const wrong[] = {"1001", "-1", "</s>"};
+    for (int i = 0; i < 3; i++) {
+        choice.eod_token = wrong[i];
+        assert_null(tokenizer_open(&choice, &err));
+        assert_non_null(strstr(err.what, "use 0 to 1000"));
+        assert_int_equal(err.code, EXIT_USAGE);
+    }
 }
 
 // ---- invalid UTF-8 ----

@@ -55,6 +55,15 @@ static void an_imported_model(void **state) {
     assert_true(config_of_checkpoint(&model, json, &own, &err));
     assert_int_equal(model.tokenizer_type, TOKENIZER_BYTE);
     config_free(&model);
+    // The end-of-document id need not be the last one.
+    json = "{" IMPORTED ",\"unpadded_vocab_size\":50,\"eod\":2,\"vocab_file\":null}";
+    assert_true(config_of_checkpoint(&model, json, &NONE, &err));
+    assert_int_equal(model.eod, 2);
+    assert_string_equal(model.tokenizer_eod, "2");
+    config_free(&model);
+    assert_true(config_of_checkpoint(&model, json, &own, &err));
+    assert_null(model.tokenizer_eod);
+    config_free(&model);
 }
 
 static void invalid_models_are_refused(void **state) {
