@@ -120,7 +120,7 @@ readme_example() { # the CPU recipe, shortened
         inside && /^    / { printed = 1; sub(/^    /, ""); if ($0 != "make") print; next }
         printed && NF { exit }' README.md |
         sed 's/--train-iters 100/--train-iters 10/' >"$work/clone/example.sh"
-    grep -q '^run="scripts/mpirun.sh .*train_gpt_cpu' "$work/clone/example.sh" ||
+    grep -q '^run() { scripts/mpirun.sh .*train_gpt_cpu' "$work/clone/example.sh" ||
         { why="no mpirun.sh in the README's example"; return 1; }
     (cd "$work/clone" && OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout -k 5 "$LIMIT" \
         bash -e example.sh) >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
