@@ -14,20 +14,28 @@
 #
 #   test/gpu.sh [--no-build] [--no-sanitizer] [--part PART]...
 #
-#   part   runs only this part; may be repeated [all]. Each takes at most 8 minutes on one H100.
+#   part   runs only this part; may be repeated [all]. Parts are cut so that each takes at most about
+#          8 minutes on one GPU.
 #          ops        ops and kernels against the CPU
 #          runs       runs of one rank
 #          shapes     two ranks in every node layout, and ranks that are killed or stopped
-#          shapes4    four and eight ranks in every node layout
+#          shapes4    four ranks in every node layout
+#          shapes8    eight ranks in every node layout
 #          layouts    tensor, sequence and pipeline parallelism against one rank
 #          sharding   sharding strategies and optimizer offload against optim, two ranks
 #          sharding4  the same on four ranks
 #          resume     runs of every preset that are killed and resume (test/e2e/resume_presets.sh)
-#          promises   other scripts of docs/promises.md on GPUs: NaN, spikes, signals, offload
+#          changed    runs that resume with other settings (the same script)
+#          nan        losses that are not finite (test/e2e/nan.sh)
+#          spikes     loss spikes (test/e2e/spikes.sh)
+#          signals    signals (test/e2e/signals.sh)
+#          offload    optimizer in host memory (test/e2e/offload.sh)
+#          lossless   lossless weights (test/e2e/lossless.sh)
 #          local      local steps (test/e2e/local_steps.sh)
 #          bits       bit flips (test/fault/bits.sh)
 #          exact      the exact regime and collectives on one and two ranks
-#          exact4     the same on four and eight ranks
+#          exact4     the same on four ranks
+#          exact8     the same on eight ranks
 #          sanitizer  compute-sanitizer
 # shellcheck source-path=SCRIPTDIR source=../scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
@@ -42,8 +50,9 @@ while [ $# -gt 0 ]; do
     --no-sanitizer) sanitizer=0 ;;
     --part)
         case ${2:-} in
-        ops | runs | shapes | shapes4 | layouts | sharding | sharding4 | resume | promises | local | bits | \
-            exact | exact4 | sanitizer) parts+=" $2" ;;
+        ops | runs | shapes | shapes4 | shapes8 | layouts | sharding | sharding4 | resume | changed | nan | \
+            spikes | signals | offload | lossless | local | bits | exact | exact4 | exact8 | sanitizer)
+            parts+=" $2" ;;
         *) wrong "--part ${2:-} is unknown" ;;
         esac
         shift ;;
@@ -520,15 +529,18 @@ if_part() {
 }
 if_part shapes check_shapes "1 2" "2 1"
 if_part shapes check_ends
-if_part shapes4 check_shapes "2 2" "4 1" "4 2" "1 4" "2 4"
+if_part shapes4 check_shapes "2 2" "4 1" "1 4"
+if_part shapes8 check_shapes "4 2" "2 4"
 if_part layouts check_layouts
 if_part sharding check_sharding "1 2" "2 1"
 if_part sharding4 check_sharding4
-if_part resume promised e2e/resume_presets
-for script in nan spikes signals offload lossless; do if_part promises promised e2e/$script; done
+SECTION=presets if_part resume promised e2e/resume_presets
+SECTION=settings if_part changed promised e2e/resume_presets
+for script in nan spikes signals offload lossless; do if_part $script promised e2e/$script; done
 if_part local promised e2e/local_steps
 if_part bits promised fault/bits
 if_part exact check_exact 1 2
-if_part exact4 check_exact 4 8
+if_part exact4 check_exact 4
+if_part exact8 check_exact 8
 if part sanitizer; then check_sanitizer; fi
 finish

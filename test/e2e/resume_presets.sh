@@ -3,7 +3,7 @@
 # The same command resumes from the last complete checkpoint, and loss lines and final checkpoint
 # are byte-identical to an undisturbed run. LONG=1 repeats this 20 times per preset. Also resumes
 # with other ranks, nodes, groups, buckets, presets, batch sizes or data and checks that the data
-# continue in the same order.
+# continue in the same order. SECTION=presets or SECTION=settings runs only one half.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 9
@@ -69,23 +69,27 @@ preset() { # NAME FLAGS...
     done
 }
 tlq=(--quantized-gradients --gq-group-size-intra 128)
-check "baseline, fp32 gradients: kill -9, resumed bit-exactly" preset fp32
-check "baseline, bf16 gradients: kill -9, resumed bit-exactly" preset bf16 --grad-reduce-in-bf16
-check "qWD: kill -9, resumed bit-exactly" preset qwd --quantized-weights
-check "qW: kill -9, resumed bit-exactly" preset qw --quantized-weights --weight-quantization-method direct \
-    --async-save
-check "TLq: kill -9, resumed bit-exactly" preset tlq "${tlq[@]}"
-check "TLq-HS: kill -9, resumed bit-exactly" preset tlq_hs "${tlq[@]}" --hadamard-transform --async-save
-check "ULq: kill -9, resumed bit-exactly" preset ulq "${tlq[@]}" --hadamard-transform \
-    --gradient-quantization-bits-intra 4
-check "SDP4Bit: kill -9, resumed bit-exactly" preset sdp4bit "${tlq[@]}" --hadamard-transform \
-    --quantized-weights \
-    --wq-rounding stochastic --async-save
-check "EDEN, lossless: kill -9, resumed bit-exactly" preset eden_lossless @configs/eden-lossless.args
-check "EDEN, 2 bits, error feedback: kill -9, resumed bit-exactly" preset eden2_ef @configs/eden2-ef.args \
-    --wq-group-size 128 --async-save
-check "local steps: kill -9, resumed bit-exactly" preset local @configs/local.args --wq-group-size 128 \
-    --local-steps 5
+every_preset() {
+    check "baseline, fp32 gradients: kill -9, resumed bit-exactly" preset fp32
+    check "baseline, bf16 gradients: kill -9, resumed bit-exactly" preset bf16 --grad-reduce-in-bf16
+    check "qWD: kill -9, resumed bit-exactly" preset qwd --quantized-weights
+    check "qW: kill -9, resumed bit-exactly" preset qw --quantized-weights --weight-quantization-method direct \
+        --async-save
+    check "TLq: kill -9, resumed bit-exactly" preset tlq "${tlq[@]}"
+    check "TLq-HS: kill -9, resumed bit-exactly" preset tlq_hs "${tlq[@]}" --hadamard-transform --async-save
+    check "ULq: kill -9, resumed bit-exactly" preset ulq "${tlq[@]}" --hadamard-transform \
+        --gradient-quantization-bits-intra 4
+    check "SDP4Bit: kill -9, resumed bit-exactly" preset sdp4bit "${tlq[@]}" --hadamard-transform \
+        --quantized-weights \
+        --wq-rounding stochastic --async-save
+    check "EDEN, lossless: kill -9, resumed bit-exactly" preset eden_lossless @configs/eden-lossless.args
+    check "EDEN, 2 bits, error feedback: kill -9, resumed bit-exactly" preset eden2_ef @configs/eden2-ef.args \
+        --wq-group-size 128 --async-save
+    check "local steps: kill -9, resumed bit-exactly" preset local @configs/local.args --wq-group-size 128 \
+        --local-steps 5
+}
+[ "${SECTION:-presets}" != presets ] || every_preset
+[ "${SECTION:-}" != presets ] || finish
 
 # --- changed settings: state is found by parameter name, and the data continue ---
 half=(--gpus-per-node 2 --train-iters 16 --save-interval 8 --eval-interval 1000)
