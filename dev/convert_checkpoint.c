@@ -33,8 +33,8 @@ static const Option table[] = {
      .value = "WORD", .help = "fp32: the master weights. bf16: the model weights."},
     {"weights", .kind = OPTION_CHOICE, .choices = WEIGHTS_CHOICES, .initial = "outer",
      .offset = FIELD(weights), .value = "WORD",
-     .help = "With --local-steps: outer: the outer weights, which may be H iterations old. mean: the mean of "
-             "all nodes' weights."},
+     .help = "With --local-steps H, outer selects the outer weights, which may be H - 1 iterations old, and "
+             "mean selects the mean of all nodes' weights."},
     {"max-shard-size", .kind = OPTION_INT64, .low = 1, .high = 1e9, .initial = "5000",
      .offset = FIELD(part_megabytes), .value = "MB",
      .help = "Maximum size of a weight file; larger models get several files and an index."},

@@ -42,8 +42,8 @@ static const Option table[] = {
      .value = "N", .help = "Use the checkpoint of this iteration; -1: the latest."},
     {"weights", .kind = OPTION_CHOICE, .choices = WEIGHTS_CHOICES, .initial = "outer",
      .offset = FIELD(weights), .value = "WORD",
-     .help = "With --local-steps: outer: the outer weights, which may be H iterations old. mean: the mean of "
-             "all nodes' weights."},
+     .help = "With --local-steps H, outer selects the outer weights, which may be H - 1 iterations old, and "
+             "mean selects the mean of all nodes' weights."},
     {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(vocab_file), .value = "PATH",
      .help = "GPT-2's vocab.json; default: the one in the folder, or else the one used in training."},
     {"merge-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(merge_file), .value = "PATH",

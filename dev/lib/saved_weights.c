@@ -21,8 +21,7 @@ bool saved_weights_choose(SavedWeights *w, const Checkpoint *checkpoint, bool fp
     json_member_int64(object, "local_steps", 1, INT32_MAX, &local_steps);
     json_member_int64(object, "train_iters", 0, INT64_MAX, &last);
     cJSON_Delete(object);
-    // The last iteration synchronizes everything.
-    if (local_steps == 1 || state->iteration >= last) return true;
+    if (local_steps == 1 || outer_weights_synced(state, last)) return true;
 
     int nodes = checkpoint_nodes(checkpoint, SLICE_LOCAL_MASTER);
     if (choice == WEIGHTS_MEAN) {
@@ -32,12 +31,12 @@ bool saved_weights_choose(SavedWeights *w, const Checkpoint *checkpoint, bool fp
                               "node; use --weights outer");
         w->nodes = nodes;
         snprintf(w->note, sizeof w->note,
-                 "These are the mean of the weights of %d nodes at iteration %" PRId64 ".", nodes,
+                 "The weights are the mean of the %d nodes at iteration %" PRId64 ".", nodes,
                  state->iteration);
         return true;
     }
     int length = snprintf(w->note, sizeof w->note,
-                          "These are the outer weights, each synchronized in one of iterations %" PRId64
+                          "The weights are the outer weights, each synchronized in one of iterations %" PRId64
                           " to %" PRId64 " (--local-steps %" PRId64 ")",
                           oldest_outer_weights(state, local_steps), state->iteration, local_steps);
     if (nodes)

@@ -204,11 +204,11 @@ bool saver_advance(Saver *saver, bool to_the_end, Error *err) {
                         (double)state.consumed_train_samples * c->seq_length);
     log_line(saver->log, "  successfully saved checkpoint at iteration %7lld to %s",
              (long long)state.iteration, c->save);
-    if (c->local_steps > 1 && state.iteration < c->train_iters)
-        log_line(
-            saver->log,
-            "  exports and evaluations of it use its outer weights, synchronized in iterations %lld to %lld",
-            (long long)oldest_outer_weights(&state, c->local_steps), (long long)state.iteration);
+    if (c->local_steps > 1 && !outer_weights_synced(&state, c->train_iters))
+        log_line(saver->log,
+                 "  exports and evaluations of this checkpoint use the outer weights, synchronized in "
+                 "iterations %lld to %lld",
+                 (long long)oldest_outer_weights(&state, c->local_steps), (long long)state.iteration);
     return true;
 }
 

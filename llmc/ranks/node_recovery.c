@@ -126,9 +126,9 @@ static MPI_Comm without_node(const RecoveryGroup *g, int lost) {
     return made;
 }
 
-// Waits on a rank of the lost node until the others have saved, because the launcher ends all ranks
-// as soon as one exits. Returns false if they did not in time. If this rank was only late, first
-// says so, because the launcher may end it before the wait is over.
+// Called on the ranks of the lost node. Waits until the other nodes have saved, because the
+// launcher ends all ranks as soon as one exits. Returns false if they have not saved in time. If
+// this rank was only late, first prints an error, because the launcher may end it during the wait.
 static bool others_save(const Site *site, bool late) {
     const RecoveryGroup *g = node_failure_group(site);
     Inbox ends = inbox_make(g);
@@ -157,7 +157,7 @@ MPI_Comm node_recovery_surviving_ranks(const Site *site, int *lost) {
         if (r == g->rank) continue;
         exchange(&conclusions, r, TAG_LOST, own);
         if (alive.arrived[r]) expected++;
-        else conclusions.request[r] = MPI_REQUEST_NULL;  // only tells this rank, which may be late
+        else conclusions.request[r] = MPI_REQUEST_NULL;  // r may only be late, and need not answer
     }
     // The last rank to answer may have started late, and waits in round 1 as long as this rank did.
     wait_inbox(site, &conclusions, expected, g->patience + EXTRA_SECONDS);

@@ -21,8 +21,9 @@ static RunState current_state(const Run *run) {
     state.beta2_power = run->last.beta2_power;
     guard_save(&run->guard, &run->last, &state);
     state.flops_so_far = run->flops_so_far;
-    // The last training step ends with an outer sync of all buckets.
-    bool all_synced = run->config.local_steps > 1 && run->iteration == run->config.train_iters;
+    // The last training step, if this run took it, ended with an outer sync of all buckets.
+    bool all_synced = run->config.local_steps > 1 && run->iteration == run->config.train_iters &&
+                      run->step_batch > 0;
     state.outer_applied_at = all_synced ? run->iteration : run->outer_applied_at;
     state.train_split_samples = run->split_samples[SPLIT_TRAIN];
     state.valid_split_samples = run->split_samples[SPLIT_VALID];

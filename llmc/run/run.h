@@ -69,7 +69,7 @@ typedef struct Run {
     AnomalyGuard guard;
     double flops_so_far;
     bool status_unread;  // the host has not read the status of the latest step yet
-    int step_batch;      // number of samples of the latest step launched
+    int step_batch;      // number of samples of the latest step launched; 0: none
     StepStatus last;     // latest status read
     StepReport report;   // log record of that step
     Interval interval;

@@ -24,6 +24,10 @@ typedef struct RunState {
     double loss_mean, loss_deviation, norm_mean, norm_deviation;
 } RunState;
 
+// Returns true if the last of train_iters iterations has synchronized all outer weights.
+static inline bool outer_weights_synced(const RunState *state, int64_t train_iters) {
+    return state->iteration >= train_iters && state->outer_applied_at == state->iteration;
+}
 // Oldest iteration whose outer weights the state may contain with --local-steps H. Each bucket is
 // synchronized every H steps; if a node was lost, the latest synchronization may be missing.
 static inline int64_t oldest_outer_weights(const RunState *state, int64_t local_steps) {

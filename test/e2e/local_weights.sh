@@ -14,7 +14,7 @@ said() { # FILE TEXT: exactly one line of the file has the text
     [ "$(grep -cF -- "$2" "$work/$1")" = 1 ] || { why="no '$2' in $1: $(head -n 1 "$work/$1")"; return 1; }
 }
 outer="outer weights, each synchronized in one of iterations 0 to 7 (--local-steps 8)"
-mean="mean of the weights of 3 nodes at iteration 7"
+mean="mean of the 3 nodes at iteration 7"
 check "the trainer's log says which iterations the outer weights are from" said out \
     "outer weights, synchronized in iterations 0 to 7"
 
@@ -91,11 +91,21 @@ ends() {
     trains "${three[@]}" --save "$work/early" --load "$work/early" || return 1
     for weights in outer mean; do
         converts --load "$work/early" --to-hf "$work/end.$weights" --weights $weights &&
-            ! grep "These are" "$work/err" >"$work/lines" || { why="$(cat "$work/lines")"; return 1; }
+            ! grep "The weights are" "$work/err" >"$work/lines" || { why="$(cat "$work/lines")"; return 1; }
     done
     same_folders "$work/end.outer" "$work/end.mean"
 }
 check "after the last iteration both are the same" ends
+# A run whose length was cut to the iteration that it loads saves without an outer sync.
+cut() {
+    cp -r "$work/early" "$work/cut" && rm -rf "$work"/cut/iter_0000016 &&
+        echo 7 >"$work/cut/latest_checkpointed_iteration.txt" &&
+        trains "${three[@]}" --train-iters 7 --override-opt_param-scheduler --load "$work/cut" \
+            --save "$work/short" && said out "outer weights, synchronized in iterations 0 to 7" &&
+        converts --load "$work/short" --to-hf "$work/short.mean" --weights mean && said err "$mean" &&
+        same_folders "$work/short.mean" "$work/mean.bf16"
+}
+check "a save without an outer sync keeps the weights of the nodes" cut
 light() {
     trains "${three[@]}" --exit-interval 7 --save "$work/light" --no-save-optim &&
         no_convert 6 "use --weights outer" --load "$work/light" --to-hf "$work/none" --weights mean &&

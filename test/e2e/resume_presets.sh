@@ -73,8 +73,8 @@ every_preset() {
     check "baseline, fp32 gradients: kill -9, resumed bit-exactly" preset fp32
     check "baseline, bf16 gradients: kill -9, resumed bit-exactly" preset bf16 --grad-reduce-in-bf16
     check "qWD: kill -9, resumed bit-exactly" preset qwd --quantized-weights
-    check "qW: kill -9, resumed bit-exactly" preset qw --quantized-weights --weight-quantization-method direct \
-        --async-save
+    check "qW: kill -9, resumed bit-exactly" preset qw --quantized-weights \
+        --weight-quantization-method direct --async-save
     check "TLq: kill -9, resumed bit-exactly" preset tlq "${tlq[@]}"
     check "TLq-HS: kill -9, resumed bit-exactly" preset tlq_hs "${tlq[@]}" --hadamard-transform --async-save
     check "ULq: kill -9, resumed bit-exactly" preset ulq "${tlq[@]}" --hadamard-transform \
