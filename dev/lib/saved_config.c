@@ -58,7 +58,8 @@ static bool saved_null_tokenizer(const cJSON *saved) {
 }
 
 // Adds flags that imported checkpoints lack: the sequence length, which is the number of positions,
-// and for NullTokenizer the vocabulary size without the end-of-document id, and this id.
+// and for NullTokenizer the vocabulary size without the end-of-document id. This id replaces
+// NullTokenizer's saved --tokenizer-eod, which older programs ignored.
 static void add_implied(Line *line, const cJSON *saved) {
     const struct {
         const char *flag, *name, *from;
@@ -74,8 +75,7 @@ static void add_implied(Line *line, const cJSON *saved) {
             add_word(line, text_format("--%s=%lld", implied[i].flag, (long long)(value - implied[i].less)));
     }
     int64_t eod;
-    if (saved_null_tokenizer(saved) && !json_member_string(saved, "tokenizer_eod") &&
-        json_member_int64(saved, "eod", 0, INT32_MAX, &eod))
+    if (saved_null_tokenizer(saved) && json_member_int64(saved, "eod", 0, INT32_MAX, &eod))
         add_word(line, text_format("--tokenizer-eod=%lld", (long long)eod));
 }
 

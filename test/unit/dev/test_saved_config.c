@@ -66,6 +66,23 @@ static void an_imported_model(void **state) {
     config_free(&model);
 }
 
+// Older programs ignored NullTokenizer's --tokenizer-eod, so it could have any value.
+static void an_ignored_eod(void **state) {
+    static const char *const saved[] = {"<|x|>", "abc", "5"};
+    for (int i = 0; i < 3; i++) {
+        Config model;
+        Error err;
+        char *json = text_format("{" IMPORTED
+                                 ",\"unpadded_vocab_size\":50,\"eod\":49,\"tokenizer_eod\":\"%s\"}",
+                                 saved[i]);
+        assert_true(config_of_checkpoint(&model, json, &NONE, &err));
+        assert_int_equal(model.eod, 49);
+        assert_string_equal(model.tokenizer_eod, "49");
+        config_free(&model);
+        free(json);
+    }
+}
+
 static void invalid_models_are_refused(void **state) {
     static const struct {
         const char *json, *why;
@@ -96,6 +113,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(model_equals_the_runs),
         cmocka_unit_test(an_imported_model),
+        cmocka_unit_test(an_ignored_eod),
         cmocka_unit_test(invalid_models_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
