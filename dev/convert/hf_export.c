@@ -120,12 +120,19 @@ static bool read_small_files(Exporting *e, HfReport *report, Error *err) {
 
 // The exported config.json keeps the token ids of the source's config.json, if it exists. Missing
 // ids stay missing, because transformers then uses the family's. Otherwise the ids come from
-// generation_config.json or the tokenizer, and are null if unknown.
-static void find_ids(Exporting *e) {
+// generation_config.json or the tokenizer, and are null if unknown. End tokens that lack the run's
+// end-of-document id belong to another model, so this id replaces them.
+static void find_ids(Exporting *e, HfReport *report) {
     const HfTokenizer *t = &e->tokenizer;
     int known[HF_SPECIAL_IDS] = {e->model.config.eod, t->size ? t->bos : -1, t->size ? t->pad : -1};
     int64_t words = e->model.config.vocab_size_unpadded;
+    bool replaced = hf_tokenizer_set_eos(&e->tokenizer, HF_CONFIG, known[0]);
     e->source = hf_tokenizer_object(t, HF_CONFIG);
+    if (replaced || !e->source)
+        replaced |= hf_tokenizer_set_eos(&e->tokenizer, HF_GENERATION_CONFIG, known[0]);
+    if (replaced)
+        add_note(report,
+                 "The eos_token_id of the source lacks the run's end-of-document id, which replaces it.");
     e->ids = e->source ? e->source : hf_tokenizer_object(t, HF_GENERATION_CONFIG);
     if (!e->ids) e->ids = cJSON_CreateObject();
     for (int i = 0; i < HF_SPECIAL_IDS && !e->source; i++) {
@@ -370,7 +377,7 @@ static bool run(Exporting *e, HfReport *report, Error *err) {
         !check_parameters(e, err) || !read_small_files(e, report, err))
         return false;
     add_note(report, e->weights.note);
-    find_ids(e);
+    find_ids(e, report);
     hf_map_make(&e->map, e->family, &e->model, e->model.config.vocab_size_unpadded);
     divide(e);
     report->parameters = imported_model_parameters(&e->model);

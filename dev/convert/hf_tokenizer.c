@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dev/convert/hf_family.h"
 #include "llmc/base/durable.h"
 #include "llmc/base/json.h"
 #include "llmc/base/utf8.h"
@@ -56,6 +57,28 @@ cJSON *hf_tokenizer_object(const HfTokenizer *t, const char *name) {
     return file ? json_parse_object(file->text, (size_t)file->bytes) : NULL;
 }
 
+// Counts the ids in [lo, hi] of a number or a list.
+static int count_ids(const cJSON *item, int64_t lo, int64_t hi) {
+    int64_t id;
+    if (!cJSON_IsArray(item)) return json_int64(item, lo, hi, &id);
+    int count = 0;
+    for (item = item->child; item; item = item->next) count += json_int64(item, lo, hi, &id);
+    return count;
+}
+
+bool hf_tokenizer_set_eos(HfTokenizer *t, const char *name, int eod) {
+    cJSON *object = hf_tokenizer_object(t, name);
+    const cJSON *ids = cJSON_GetObjectItemCaseSensitive(object, HF_SPECIAL_ID[0]);
+    bool set = ids && !cJSON_IsNull(ids) && !count_ids(ids, eod, eod);
+    if (set) {
+        cJSON_ReplaceItemInObjectCaseSensitive(object, HF_SPECIAL_ID[0], cJSON_CreateNumber(eod));
+        char *text = cJSON_Print(object);
+        hf_tokenizer_put(t, name, &(Text){.data = text, .length = strlen(text)});
+    }
+    cJSON_Delete(object);
+    return set;
+}
+
 static bool read_file(HfTokenizer *t, const char *name, const char *path, Error *err) {
     uint64_t bytes;
     Text text = {.data = durable_read_file(path, MOST_BYTES, &bytes, err)};
@@ -64,7 +87,7 @@ static bool read_file(HfTokenizer *t, const char *name, const char *path, Error 
     hf_tokenizer_put(t, name, &text);
     cJSON *object = hf_tokenizer_object(t, name);
     cJSON_Delete(object);
-    return object || !strstr(name, ".json") ||
+    return object || strcmp(name + strlen(name) - strlen(".json"), ".json") != 0 ||
            data_error(err, "%s is not a JSON object; repair or remove it", path);
 }
 

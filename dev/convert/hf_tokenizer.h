@@ -54,6 +54,9 @@ bool hf_tokenizer_add_configs(HfTokenizer *tokenizer, const TokenizerChoice *cho
 void hf_tokenizer_put(HfTokenizer *tokenizer, const char *name, Text *text);
 // Returns a JSON file, or NULL if there is no such file. The caller deletes it.
 cJSON *hf_tokenizer_object(const HfTokenizer *tokenizer, const char *name);
+// Sets eos_token_id of a JSON file to the run's end-of-document id, unless it is or contains this
+// id, or is null or missing. Returns true if the file changed.
+bool hf_tokenizer_set_eos(HfTokenizer *tokenizer, const char *name, int eod);
 // Writes the files into the directory. Errors: EXIT_CHECKPOINT.
 bool hf_tokenizer_write(const HfTokenizer *tokenizer, const char *folder, Error *err);
 void hf_tokenizer_free(HfTokenizer *tokenizer);

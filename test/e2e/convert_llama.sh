@@ -58,6 +58,7 @@ rm "$own/ids.json"
 mkdir "$own/additional_chat_templates"
 echo '{% for m in messages %}{{ m["content"] }}{% endfor %}' >"$own/chat_template.jinja"
 echo '{{ tools }}' >"$own/additional_chat_templates/tool_use.jinja"
+echo '{{ tools }}' >"$own/additional_chat_templates/tool.json.jinja"
 echo '{"<|eot_id|>": 560}' >"$own/added_tokens.json"
 echo '{"eos_token": "<|end_of_text|>", "pad_token": "!"}' >"$own/special_tokens_map.json"
 echo '{"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>", "pad_token": {"content": "!"},
@@ -119,6 +120,24 @@ model_copied() { # config.json and generation_config.json disagree
     done
 }
 check "a model's ids, templates and generation settings" model_copied
+# The folder of the tokenizer has another end token than the run.
+own_end_token() {
+    cp -r "$own" "$work/other" && cp "$work/model/config.json" "$work/other" || return 1
+    sed -i 's/"eos_token_id": .*,/"eos_token_id": 559,/' "$work/other/config.json"
+    sed 's/\[559, 560\]/559/' "$own/generation_config.json" >"$work/other/generation_config.json"
+    local end=(--tokenizer-model "$work/other" --tokenizer-eod '<|eot_id|>') data=$work/turns_text_document
+    "$BUILD/preprocess_data" --input "$work/text.jsonl" "${as_text[@]}" "${end[@]}" --append-eod --workers 1 \
+        --output-prefix "$work/turns" >/dev/null 2>"$work/err" || { say "preprocess failed"; return 1; }
+    trains 1 "${end[@]}" --train-iters 4 --save-interval 4 --save "$work/turn" &&
+        converts --load "$work/turn" --to-hf "$work/turn.hf" && ids "$work/turn.hf" 560 null 0 || return 1
+    tr -d ' \t\n' <"$work/turn.hf/generation_config.json" | grep -q '"eos_token_id":560,.*"temperature":0.6' ||
+        { why="generation_config.json"; return 1; }
+    [ "$(grep -c 'eos_token_id' "$work/err")" -eq 1 ] || { why="no note: $(cat "$work/err")"; return 1; }
+    sed -i 's/559/[559, 560]/' "$work/other/config.json"
+    converts --load "$work/turn" --to-hf "$work/turns.hf" && ids "$work/turns.hf" "[559,560]" null 0 &&
+        ! grep -q 'eos_token_id' "$work/err" || { why=${why:-a note}; return 1; }
+}
+check "the run's end token" own_end_token
 # Where the source does not name the tokenizer's class and has another model_type, or none.
 class_named() {
     echo '{"eos_token": "<|end_of_text|>"}' >"$own/tokenizer_config.json"
