@@ -293,4 +293,11 @@ usage() {
     done
 }
 check "usage" usage
+default_step() { # -1, the default of --ckpt-step, loads the latest checkpoint
+    echo "--ckpt-step 20" >"$work/step.args"
+    scripts/run_until_done.sh -- true --save a --load a --ckpt-step -1 2>"$work/err" &&
+        scripts/run_until_done.sh -- true --save a --load a "@$work/step.args" --ckpt-step -1 2>"$work/err" ||
+        { why="$(cat "$work/err")"; return 1; }
+}
+check "--ckpt-step -1 is accepted" default_step
 finish
