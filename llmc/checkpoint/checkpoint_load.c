@@ -267,18 +267,27 @@ static void close_shards(const Checkpoint *c) {
     c->cache->count = 0;
 }
 
+// Reports why the folder has no checkpoint of this iteration. Returns false.
+static bool no_such_checkpoint(const char *directory, int64_t iteration, Error *err) {
+    char list[200];
+    struct stat status;
+    bool none = strcmp(existing(directory, list), "none") == 0;
+    if (none && stat(directory, &status) != 0) return durable_error(err, "open", directory);
+    if (none && !may_hold_a_run(directory, err)) return false;
+    return ckpt_error(err, "%s has no checkpoint of iteration %" PRId64 " (existing iterations: %s); %s",
+                      directory, iteration, none ? "none" : list,
+                      none ? "use a folder that a run saved into"
+                           : "choose another iteration with --ckpt-step, or another folder");
+}
+
 static Checkpoint *open_exact(const char *directory, int64_t iteration, Peers peers, Error *err) {
     Checkpoint *c = xcalloc(1, sizeof *c, "a checkpoint");
     c->folder = find_folder(directory, iteration);
     c->cache = xcalloc(1, sizeof *c->cache, "a checkpoint's open files");
-    char list[200];
     bool ok = peers_rank(peers) != 0;
-    if (!ok && durable_exists(c->folder)) ok = may_be_ours(directory, iteration, err);
-    else if (!ok)
-        ckpt_error(err,
-                   "%s has no checkpoint of iteration %" PRId64
-                   " (existing iterations: %s); choose another iteration with --ckpt-step, or another folder",
-                   directory, iteration, existing(directory, list));
+    if (!ok)
+        ok = durable_exists(c->folder) ? may_be_ours(directory, iteration, err)
+                                       : no_such_checkpoint(directory, iteration, err);
     if (peers_agree(peers, ok, err, NULL) && read_manifest(c, iteration, peers, err) &&
         check_files(c, peers, err)) {
         size_t bytes = ((size_t)c->manifest.file_count + 1) * sizeof(int);

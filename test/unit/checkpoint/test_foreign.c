@@ -148,6 +148,41 @@ static void links(void **state) {
     assert_int_equal(folder_remove(above), 0);
 }
 
+// Opens iteration 7 in the folder, which must fail with this cause.
+static void opens_with(const char *folder, const char *says) {
+    char note[1400];
+    Error err = {0};
+    int64_t iteration = 7;
+    Peers peers = {MPI_COMM_SELF, 0, NULL};
+    assert_null(checkpoint_open(folder, &iteration, peers, note, sizeof note, &err));
+    if (err.code != EXIT_CHECKPOINT || !strstr(err.what, says) || !strstr(err.what, folder))
+        fail_msg("%d, %s", err.code, err.what);
+    if (strstr(err.what, "another iteration") || strchr(err.what, '\n') || !strchr(err.what, ';'))
+        fail_msg("%s", err.what);
+}
+
+// If an iteration is requested from a folder without checkpoints, the error names the cause.
+static void requested_iterations(void **state) {
+    char above[64];
+    assert_int_equal(folder_make(above, sizeof above, "test_foreign"), 0);
+    opens_with(above,
+               "has no checkpoint of iteration 7 (existing iterations: none); use a folder that a run");
+    put(above, "run.log", "x");
+    char *file = text_format("%s/run.log", above), *missing = text_format("%s/missing", above);
+    opens_with(file, "is not a folder");
+    opens_with(missing, "No such file or directory");
+    put(above, "config.json", "x");
+    opens_with(above, "holds a Hugging Face model (config.json)");
+    if (geteuid() != 0) {
+        assert_int_equal(chmod(above, 0), 0);
+        opens_with(above, "Permission denied");
+        assert_int_equal(chmod(above, 0700), 0);
+    }
+    free(file);
+    free(missing);
+    assert_int_equal(folder_remove(above), 0);
+}
+
 // An unreadable folder is refused, because it may contain checkpoints.
 static void locked_folder(void **state) {
     char above[64], note[1400];
@@ -160,11 +195,15 @@ static void locked_folder(void **state) {
     assert_int_equal(folder_remove(above), 0);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(folders),
+        cmocka_unit_test(requested_iterations),
         cmocka_unit_test(links),
         cmocka_unit_test(locked_folder),
     };
-    return cmocka_run_group_tests_name("foreign", tests, NULL, NULL);
+    MPI_Init(&argc, &argv);
+    int failed = cmocka_run_group_tests_name("foreign", tests, NULL, NULL);
+    MPI_Finalize();
+    return failed;
 }
