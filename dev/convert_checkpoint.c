@@ -81,6 +81,7 @@ static bool check(const Settings *s, Error *err) {
                           : !s->save ? "--save"
                                      : NULL;
     if (missing) return usage_error(err, "%s is missing; --help lists the flags", missing);
+    if (!exporting && s->weights) return usage_error(err, "--weights selects what --load exports; remove it");
     const HfTokenizerOptions *t = &s->tokenizer;
     if (!t->vocab_file != !t->merge_file)
         return usage_error(err, "--vocab-file and --merge-file must be used together; add the other one");

@@ -16,7 +16,6 @@
 #include "llmc/base/dtype.h"
 #include "llmc/base/json.h"
 #include "dev/lib/saved_config.h"
-#include "llmc/base/json_line.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "dev/convert/hf.h"
 #include "dev/convert/hf_map.h"
@@ -113,6 +112,7 @@ static bool read_small_files(Exporting *e, HfReport *report, Error *err) {
     TokenizerChoice choice = config_tokenizer(&e->model.config);
     bool given = hf_tokenizer_given(&e->options->tokenizer, &choice);
     return hf_tokenizer_add_configs(t, &choice, given ? NULL : load, err) &&
+           hf_tokenizer_eod_used(&e->options->tokenizer, &choice, err) &&
            (e->options->tokenizer.none || read_tokenizer(e, &choice, given, report, err)) &&
            (!t->size || config_check_tokenizer(&e->model.config, t->size, t->eod, err)) &&
            hf_tokenizer_add_configs(t, &choice, given ? load : NULL, err);
@@ -120,21 +120,21 @@ static bool read_small_files(Exporting *e, HfReport *report, Error *err) {
 
 // The exported config.json keeps the token ids of the source's config.json, if it exists. Missing
 // ids stay missing, because transformers then uses the family's. Otherwise the ids come from
-// generation_config.json or the tokenizer, and are null if unknown. End tokens that lack the run's
-// end-of-document id belong to another model, so this id replaces them.
+// generation_config.json or the tokenizer, and are null if unknown. The run's end-of-document id
+// replaces an eos_token_id that lacks it, which is another model's.
 static void find_ids(Exporting *e, HfReport *report) {
-    const HfTokenizer *t = &e->tokenizer;
+    HfTokenizer *t = &e->tokenizer;
     int known[HF_SPECIAL_IDS] = {e->model.config.eod, t->size ? t->bos : -1, t->size ? t->pad : -1};
     int64_t words = e->model.config.vocab_size_unpadded;
-    bool replaced = hf_tokenizer_set_eos(&e->tokenizer, HF_CONFIG, known[0]);
+    cJSON *generation = hf_tokenizer_object(t, HF_GENERATION_CONFIG);
     e->source = hf_tokenizer_object(t, HF_CONFIG);
-    if (replaced || !e->source)
-        replaced |= hf_tokenizer_set_eos(&e->tokenizer, HF_GENERATION_CONFIG, known[0]);
-    if (replaced)
-        add_note(report,
-                 "The eos_token_id of the source lacks the run's end-of-document id, which replaces it.");
-    e->ids = e->source ? e->source : hf_tokenizer_object(t, HF_GENERATION_CONFIG);
-    if (!e->ids) e->ids = cJSON_CreateObject();
+    bool replaced = special_ids_set_eos(e->source, known[0]);
+    if (replaced || !e->source) replaced |= special_ids_set_eos(generation, known[0]);
+    if (replaced) add_note(report, "The source's eos_token_id lacks the run's EOD, which replaces it.");
+    char *text = replaced && generation ? cJSON_Print(generation) : NULL;
+    if (text) hf_tokenizer_put(t, HF_GENERATION_CONFIG, &(Text){.data = text, .length = strlen(text)});
+    e->ids = e->source ? e->source : generation ? generation : cJSON_CreateObject();
+    if (e->source) cJSON_Delete(generation);
     for (int i = 0; i < HF_SPECIAL_IDS && !e->source; i++) {
         if (cJSON_GetObjectItemCaseSensitive(e->ids, HF_SPECIAL_ID[i])) continue;
         cJSON_AddItemToObject(e->ids, HF_SPECIAL_ID[i],
@@ -143,6 +143,7 @@ static void find_ids(Exporting *e, HfReport *report) {
     // Keeps the rows of the source that no token of the tokenizer uses.
     json_member_int64(e->source, "vocab_size", words, e->model.config.vocab_size_padded, &words);
     e->model.config.vocab_size_unpadded = (int)words;
+    special_ids_note(e->ids, HF_CONFIG, words, report->notes, sizeof report->notes);
 }
 
 // --- Chunks of tensors ------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 // Hugging Face tensor names to the trainer's. Called by hf_export.c and hf_import.c.
 #pragma once
 #include "dev/convert/imported.h"
+#include "dev/lib/special_ids.h"
 #include "llmc/base/json_line.h"
 LLMC_BEGIN
 
@@ -79,9 +80,6 @@ typedef struct HfConfig {
 // Reads a config.json. Errors (EXIT_CHECKPOINT): an unreadable file, not a JSON object, an
 // unknown family, or a setting that the trainer does not support. On failure nothing needs freeing.
 bool hf_config_read(HfConfig *config, const char *path, Error *err);
-// Keys of config.json for special token ids: a number, a list of numbers or null.
-#define HF_SPECIAL_ID ((const char *const[]){"eos_token_id", "bos_token_id", "pad_token_id"})
-enum { HF_SPECIAL_IDS = 3 };
 // Writes the config.json of a model whose embedding has one row per token id. dtype: "float32" or
 // "bfloat16". ids: object whose special token ids are copied.
 void hf_config_write(const HfFamily *family, const ImportedModel *model, const char *dtype, const cJSON *ids,

@@ -177,7 +177,8 @@ static void name_tokenizer(Importing *m) {
 static bool read_tokenizer(Importing *m, HfReport *report, Error *err) {
     Config *config = &m->model.config;
     TokenizerChoice choice = choose_tokenizer(m, config);
-    bool ok = hf_tokenizer_add_configs(&m->tokenizer, &choice, m->options->folder, err) &&
+    bool ok = hf_tokenizer_eod_used(&m->options->tokenizer, &choice, err) &&
+              hf_tokenizer_add_configs(&m->tokenizer, &choice, m->options->folder, err) &&
               (choice.type == TOKENIZER_NULL || hf_tokenizer_read(&m->tokenizer, &choice, err)) &&
               hf_tokenizer_add_configs(&m->tokenizer, &choice, NULL, err);
     if (!ok) return false;
@@ -309,6 +310,9 @@ static bool run(Importing *m, HfReport *report, Error *err) {
     m->model.config.eod = (int)m->config.eod;
     make_room(m, words_at_once(m) * hidden_of(m));
     if (!match_tensors(m, err) || !read_tokenizer(m, report, err) || !make_paddings(m, err)) return false;
+    cJSON *source = hf_tokenizer_object(&m->tokenizer, HF_CONFIG);
+    special_ids_note(source, HF_CONFIG, m->config.words, report->notes, sizeof report->notes);
+    cJSON_Delete(source);
     report->parameters = imported_model_parameters(&m->model);
     report->files = 1;
     return save(m, err);

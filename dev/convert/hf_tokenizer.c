@@ -2,12 +2,12 @@
 #include "dev/convert/hf_tokenizer.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <libgen.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "dev/convert/hf_family.h"
 #include "llmc/base/durable.h"
 #include "llmc/base/json.h"
 #include "llmc/base/utf8.h"
@@ -57,28 +57,6 @@ cJSON *hf_tokenizer_object(const HfTokenizer *t, const char *name) {
     return file ? json_parse_object(file->text, (size_t)file->bytes) : NULL;
 }
 
-// Counts the ids in [lo, hi] of a number or a list.
-static int count_ids(const cJSON *item, int64_t lo, int64_t hi) {
-    int64_t id;
-    if (!cJSON_IsArray(item)) return json_int64(item, lo, hi, &id);
-    int count = 0;
-    for (item = item->child; item; item = item->next) count += json_int64(item, lo, hi, &id);
-    return count;
-}
-
-bool hf_tokenizer_set_eos(HfTokenizer *t, const char *name, int eod) {
-    cJSON *object = hf_tokenizer_object(t, name);
-    const cJSON *ids = cJSON_GetObjectItemCaseSensitive(object, HF_SPECIAL_ID[0]);
-    bool set = ids && !cJSON_IsNull(ids) && !count_ids(ids, eod, eod);
-    if (set) {
-        cJSON_ReplaceItemInObjectCaseSensitive(object, HF_SPECIAL_ID[0], cJSON_CreateNumber(eod));
-        char *text = cJSON_Print(object);
-        hf_tokenizer_put(t, name, &(Text){.data = text, .length = strlen(text)});
-    }
-    cJSON_Delete(object);
-    return set;
-}
-
 static bool read_file(HfTokenizer *t, const char *name, const char *path, Error *err) {
     uint64_t bytes;
     Text text = {.data = durable_read_file(path, MOST_BYTES, &bytes, err)};
@@ -96,7 +74,8 @@ static bool read_present(HfTokenizer *t, const char *folder, const char *const *
     bool ok = true;
     for (; *names && ok; names++) {
         char *path = text_format("%s/%s", folder, *names);
-        if (!find_file(t, *names) && durable_exists(path)) ok = read_file(t, *names, path, err);
+        if (!find_file(t, *names) && (durable_exists(path) || errno == EACCES))
+            ok = read_file(t, *names, path, err);
         free(path);
     }
     return ok;
@@ -124,7 +103,8 @@ static bool read_neighbors(HfTokenizer *t, const char *folder, Error *err) {
                                         "chat_template.jinja", NULL};
     char *path = text_format("%s/" TEMPLATES, folder);
     DIR *list = opendir(path);
-    bool ok = read_present(t, folder, names, err);
+    bool ok = (list || errno == ENOENT || data_error(err, "cannot read %s: %s", path, strerror(errno))) &&
+              read_present(t, folder, names, err);
     for (const struct dirent *entry; ok && list && (entry = readdir(list));) {
         char *name = text_format(TEMPLATES "/%s", entry->d_name), *end = strrchr(name, '.');
         if (strcmp(end ? end : "", ".jinja") == 0)
@@ -146,6 +126,11 @@ static int special_id(const Tokenizer *tokenizer, const cJSON *token) {
         if (strlen(text) == bytes && memcmp(text, other, bytes) == 0) return id;
     }
     return -1;
+}
+
+bool hf_tokenizer_eod_used(const HfTokenizerOptions *options, const TokenizerChoice *choice, Error *err) {
+    return !options->eod || (choice->type == TOKENIZER_HUGGING_FACE && !options->none) ||
+           usage_error(err, "--tokenizer-eod has no effect without a tokenizer.json; remove it");
 }
 
 bool hf_tokenizer_fits(int size, int64_t rows, Error *err) {

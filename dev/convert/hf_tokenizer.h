@@ -38,6 +38,8 @@ typedef struct HfTokenizerOptions {
 // Sets *choice to the tokenizer that the flags name; without --tokenizer-eod its eod_token stays.
 // Returns false if they name none.
 bool hf_tokenizer_given(const HfTokenizerOptions *options, TokenizerChoice *choice);
+// Checks that the tokenizer uses --tokenizer-eod if it is given. Error: EXIT_USAGE.
+bool hf_tokenizer_eod_used(const HfTokenizerOptions *options, const TokenizerChoice *choice, Error *err);
 // Checks that a model with this number of embedding rows can use the tokenizer. Errors: EXIT_DATA.
 bool hf_tokenizer_fits(int size, int64_t rows, Error *err);
 
@@ -45,18 +47,15 @@ bool hf_tokenizer_fits(int size, int64_t rows, Error *err);
 bool hf_tokenizer_read(HfTokenizer *tokenizer, const TokenizerChoice *choice, Error *err);
 // Expresses the tokenizer type Byte as a GPT-2 tokenizer: one symbol per byte, no merges.
 void hf_tokenizer_of_bytes(HfTokenizer *tokenizer);
-// Adds config.json and generation_config.json of a directory, unless they are missing or another
-// directory's were added before. folder: NULL for the directory of the chosen tokenizer, if it has
-// files. Errors: EXIT_DATA.
+// Adds config.json and generation_config.json of a directory. Skips a file that is missing or was
+// already added from another directory. folder: NULL for the directory of the chosen tokenizer, if
+// it has files. Errors: EXIT_DATA.
 bool hf_tokenizer_add_configs(HfTokenizer *tokenizer, const TokenizerChoice *choice, const char *folder,
                               Error *err);
 // Adds or replaces a file. Takes over the text.
 void hf_tokenizer_put(HfTokenizer *tokenizer, const char *name, Text *text);
 // Returns a JSON file, or NULL if there is no such file. The caller deletes it.
 cJSON *hf_tokenizer_object(const HfTokenizer *tokenizer, const char *name);
-// Sets eos_token_id of a JSON file to the run's end-of-document id, unless it is or contains this
-// id, or is null or missing. Returns true if the file changed.
-bool hf_tokenizer_set_eos(HfTokenizer *tokenizer, const char *name, int eod);
 // Writes the files into the directory. Errors: EXIT_CHECKPOINT.
 bool hf_tokenizer_write(const HfTokenizer *tokenizer, const char *folder, Error *err);
 void hf_tokenizer_free(HfTokenizer *tokenizer);

@@ -76,6 +76,27 @@ only_ids() {
 }
 check "a model without a tokenizer reads and writes ids" only_ids
 
+# Each has one note, and the export has the run's end-of-document id.
+invalid_ids() {
+    local ids
+    for ids in '"x"' '{"a": 1}' -1 2.5 '[[1]]' '[]' '[999999]'; do
+        rm -rf "$work"/odd*
+        cp -r "$golden" "$work/odd"
+        sed -i "s/\"eos_token_id\": .*,/\"eos_token_id\": $ids,/" "$work/odd/config.json"
+        converts --from-hf "$work/odd" --save "$work/odd.run" --make-vocab-size-divisible-by 8 &&
+            [ "$(grep -c '^config.json: eos_token_id ' "$work/err")" -eq 1 ] &&
+            converts --load "$work/odd.run" --to-hf "$work/odd.hf" &&
+            [ "$(grep -c 'eos_token_id' "$work/err")" -eq 1 ] &&
+            grep -q '"eos_token_id": 49,' "$work/odd.hf/config.json" ||
+            { why="$ids: ${why:-$(cat "$work/err")}"; return 1; }
+    done
+    sed -i 's/"eos_token_id": .*,/"eos_token_id": [49, 50],/' "$work/odd.run/config.json"
+    rm -rf "$work/odd.hf"
+    converts --load "$work/odd.run" --to-hf "$work/odd.hf" && grep -q '"eos_token_id": \[49,' \
+        "$work/odd.hf/config.json" && grep -q '^config.json: eos_token_id ' "$work/err"
+}
+check "invalid special token ids" invalid_ids
+
 # --- inputs that are refused ---------------------------------------------------------------------
 cp -r "$golden" "$work/short"
 truncate -s -1 "$work/short/model.safetensors"
@@ -88,6 +109,13 @@ check "an incomplete direction" no_convert 2 "--to-hf is missing" --load "$work/
 check "an unknown flag" no_convert 2 "--to-huggingface" --to-huggingface x
 check "output directory exists" no_convert 2 "is not empty" --load "$work/cut" --to-hf "$work/staged"
 check "--save directory exists" no_convert 2 "holds checkpoints" --from-hf "$golden" --save "$work/staged"
+check "--tokenizer-eod without a tokenizer" no_convert 2 "--tokenizer-eod has no effect" \
+    --from-hf "$golden" "${in[@]}" --no-tokenizer --tokenizer-eod 5
+check "--tokenizer-eod for a folder without a tokenizer" no_convert 2 "--tokenizer-eod has no effect" \
+    --from-hf "$golden" "${in[@]}" --tokenizer-eod 5
+check "--tokenizer-eod for a run without a tokenizer" no_convert 2 "--tokenizer-eod has no effect" \
+    --load "$work/cut" "${out[@]}" --tokenizer-eod 9
+check "--weights of an import" no_convert 2 "--weights" --from-hf "$golden" "${in[@]}" --weights mean
 check "only one tokenizer file" no_convert 2 "must be used together" --load "$work/cut" "${out[@]}" \
     --vocab-file x
 check "a missing vocabulary" no_convert 5 "$work/x" --load "$work/cut" "${out[@]}" \

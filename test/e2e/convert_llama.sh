@@ -138,6 +138,14 @@ own_end_token() {
         ! grep -q 'eos_token_id' "$work/err" || { why=${why:-a note}; return 1; }
 }
 check "the run's end token" own_end_token
+templates_unread() { # as if the permission were missing, which root does not need
+    local folder=$work/unread
+    cp -r "$own" "$folder" && rm -r "$folder/additional_chat_templates" &&
+        touch "$folder/additional_chat_templates" &&
+        no_convert 5 "$folder/additional_chat_templates: Not a directory" --load "$work/text" \
+            --to-hf "$work/none" --tokenizer-model "$folder"
+}
+check "unreadable chat templates" templates_unread
 # Where the source does not name the tokenizer's class and has another model_type, or none.
 class_named() {
     echo '{"eos_token": "<|end_of_text|>"}' >"$own/tokenizer_config.json"
