@@ -98,8 +98,10 @@ same_folder "$folder" "$from" ||
     usage "the command has --save $folder and --load $from, so every restart would begin with the \
 checkpoint in the latter; use the same folder for both (to start from another run's checkpoint, run \
 without this script until the first save)"
-[ -z "$step" ] || [ "$step" = -1 ] || usage "the command has --ckpt-step $step, so every restart would go back to that \
-iteration; run without this script until the first save, then without the flag"
+case $step in '' | -1) ;; *)
+    usage "the command has --ckpt-step $step, so every restart would go back to that iteration; run \
+without this script until the first save, then without the flag" ;;
+esac
 # Prints the iteration of the last checkpoint. Reads only regular files, because a pipe would block,
 # and a limited length, because a damaged tracker can have any size.
 saved() {

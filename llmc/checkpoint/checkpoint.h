@@ -102,6 +102,8 @@ enum {
 //   holds other files.
 // Not collective: one rank calls it and broadcasts the result.
 int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err);
+// Makes the tracker name this iteration if its checkpoint exists. Called by one rank.
+bool checkpoint_track(const char *folder, int64_t iteration, Error *err);
 // Opens the checkpoint of *iteration. If it is damaged or missing, falls back to the newest intact
 // earlier one of the same run (save_folder.h), updates *iteration and explains the fault in note.
 // note also reports a damaged lineage file, and is otherwise empty. If none is intact, returns NULL

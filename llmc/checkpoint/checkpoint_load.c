@@ -95,7 +95,7 @@ static bool folder_exists(const char *directory, int64_t iteration) {
 static const char *existing(const char *directory, char text[200]) {
     const Lineage no_run = {NULL, 0, false, ""};
     lineage_others(directory, &no_run, text, 200);
-    return *text ? text : "none";
+    return text;
 }
 
 // Returns the newest checkpoint of the run in the folder, intact or not. NO_CHECKPOINT: the folder
@@ -180,6 +180,20 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
     snprintf(note, note_bytes, "WARNING: %.*s; resuming from the newest sound checkpoint in the folder",
              (int)strcspn(lost.what, ";"), lost.what);
     return newest;
+}
+
+bool checkpoint_track(const char *folder, int64_t iteration, Error *err) {
+    bool damaged;
+    if (read_tracker(folder, &damaged, NULL) == iteration || !folder_exists(folder, iteration)) return true;
+    char *path = text_format("%s/" CHECKPOINT_TRACKER, folder), number[32];
+    char *fresh = text_format("%s/." CHECKPOINT_TRACKER ".tmp", folder);
+    int digits = snprintf(number, sizeof number, "%" PRId64, iteration);
+    bool ok = durable_write_file(fresh, number, (uint64_t)digits, err) &&
+              (rename(fresh, path) == 0 || durable_error(err, "rename to", path)) &&
+              durable_sync_folder(folder, err);
+    free(path);
+    free(fresh);
+    return ok;
 }
 
 // --- Opening -------------------------------------------------------------------------------------
@@ -270,24 +284,23 @@ static void close_shards(const Checkpoint *c) {
 // Reports why the folder has no checkpoint of this iteration. Returns false.
 static bool no_such_checkpoint(const char *directory, int64_t iteration, Error *err) {
     char list[200];
-    struct stat status;
-    bool none = strcmp(existing(directory, list), "none") == 0;
-    if (none && stat(directory, &status) != 0) return durable_error(err, "open", directory);
-    if (none && !may_hold_a_run(directory, err)) return false;
-    return ckpt_error(err, "%s has no checkpoint of iteration %" PRId64 " (existing iterations: %s); %s",
-                      directory, iteration, none ? "none" : list,
-                      none ? "use a folder that a run saved into"
-                           : "choose another iteration with --ckpt-step, or another folder");
+    if (!*existing(directory, list))
+        return may_hold_a_run(directory, err) &&
+               ckpt_error(err, "%s holds no checkpoint; use a folder that a run saved into", directory);
+    return ckpt_error(err,
+                      "%s has no checkpoint of iteration %" PRId64
+                      " (existing iterations: %s); choose "
+                      "another iteration with --ckpt-step, or another folder",
+                      directory, iteration, list);
 }
 
 static Checkpoint *open_exact(const char *directory, int64_t iteration, Peers peers, Error *err) {
     Checkpoint *c = xcalloc(1, sizeof *c, "a checkpoint");
     c->folder = find_folder(directory, iteration);
     c->cache = xcalloc(1, sizeof *c->cache, "a checkpoint's open files");
-    bool ok = peers_rank(peers) != 0;
-    if (!ok)
-        ok = durable_exists(c->folder) ? may_be_ours(directory, iteration, err)
-                                       : no_such_checkpoint(directory, iteration, err);
+    bool ok = peers_rank(peers) != 0 ||
+              (durable_exists(c->folder) ? may_be_ours(directory, iteration, err)
+                                         : no_such_checkpoint(directory, iteration, err));
     if (peers_agree(peers, ok, err, NULL) && read_manifest(c, iteration, peers, err) &&
         check_files(c, peers, err)) {
         size_t bytes = ((size_t)c->manifest.file_count + 1) * sizeof(int);
@@ -367,10 +380,6 @@ Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, Peers pee
     *note = 0;
     if (*iteration < 0) *iteration = checkpoint_find(directory, note, note_bytes, err);
     if (*iteration == CHECKPOINT_UNREADABLE) return NULL;
-    if (*iteration == NO_CHECKPOINT) {
-        ckpt_error(err, "%s holds no checkpoint; use a folder that a run saved into", directory);
-        return NULL;
-    }
     int64_t intact = *iteration;
     Checkpoint *c = open_intact(directory, &intact, peers, damage, &fault);
     if (!c && err) *err = fault;

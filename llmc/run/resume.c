@@ -45,7 +45,11 @@ bool save_checkpoint(Run *run) {
     read_step_status(run, 0, false);
     Peers world = run_peers(run, run->launch.world);
     if (!run_agreed(run, zero_sound(run->zero, world, &run->error))) return false;
-    if (!run->config.save || run->last_saved == run->iteration) return true;
+    const char *folder = run->config.save;
+    // The loaded checkpoint is intact and may hold more than this run would save.
+    bool track = folder && run->iteration == run->resumed_from && run->launch.rank == 0;
+    bool tracked = !track || checkpoint_track(folder, run->iteration, &run->error);
+    if (!folder || run->last_saved == run->iteration) return run_agreed(run, tracked);
     if (run->config.verify_replicas_interval && !replicas_sound(run)) return false;
     run->site.phase = "save checkpoint";
     timer_start(run->timers, TIMER_SAVE_CHECKPOINT, NULL);
@@ -193,8 +197,8 @@ static Loaded nothing_to_load(Run *run) {
 }
 
 // Opens the checkpoint of *iteration, or the newest valid one before it unless --ckpt-step chose
-// it, and restores the run from it. *fell_back: true if this is not the requested checkpoint.
-static bool open_and_restore(Run *run, int64_t *iteration, Peers world, bool *fell_back) {
+// it, and restores the run from it.
+static bool open_and_restore(Run *run, int64_t *iteration, Peers world) {
     const char *load = run->config.load;
     char fallback[1400];
     log_line(run->log, " loading checkpoint from %s at iteration %lld", load, (long long)*iteration);
@@ -203,7 +207,6 @@ static bool open_and_restore(Run *run, int64_t *iteration, Peers world, bool *fe
         run->config.ckpt_step < 0
             ? checkpoint_open_or_fall_back(load, iteration, world, fallback, sizeof fallback, &run->error)
             : checkpoint_open(load, iteration, world, fallback, sizeof fallback, &run->error);
-    *fell_back = *fallback;
     if (*fallback) log_line(run->log, "%s", fallback);
     bool ok = run_agreed(run, checkpoint != NULL) && run_agreed(run, restore(run, checkpoint));
     if (checkpoint) checkpoint_close(checkpoint);
@@ -232,12 +235,9 @@ Loaded load_checkpoint(Run *run) {
     if (iteration == NO_CHECKPOINT) return nothing_to_load(run);
     if (*lost) log_line(run->log, "%s", lost);
     if (!run_agreed(run, same_checkpoint(c->load, iteration, world, &run->error))) return LOAD_FAILED;
-    bool fell_back;
-    if (!open_and_restore(run, &iteration, world, &fell_back)) return LOAD_FAILED;
-    // The iteration counts as saved only if the tracker file in --save names it. Otherwise the run
-    // saves it again at the end, which corrects the tracker.
-    bool named = c->save && !strcmp(c->save, c->load) && !*lost && !fell_back && c->ckpt_step < 0;
-    run->last_saved = named ? run->iteration : 0;
-    if (c->save && !c->finetune && save_folder_same(c->save, c->load)) run->resumed_from = iteration;
+    if (!open_and_restore(run, &iteration, world)) return LOAD_FAILED;
+    if (!c->save || c->finetune || !save_folder_same(c->save, c->load)) return LOAD_RESTORED;
+    run->resumed_from = iteration;
+    run->last_saved = run->iteration;
     return LOAD_RESTORED;
 }

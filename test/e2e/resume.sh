@@ -106,6 +106,24 @@ no_save_optim() {
         logged light 4 "${half[@]}" --load "$work/light" --no-load-optim && [ "$(first_iteration light)" = 9 ]
 }
 check "--no-save-optim saves only weights, which load only without optimizer state" no_save_optim
+not_saved_again() { # a run that trains nothing keeps the checkpoint that it loaded
+    local folder=$work/kept flag
+    cp -r "$work/baseline" "$folder"
+    for flag in --no-save-optim --no-load-optim; do
+        trains 4 "${half[@]}" "${dropout[@]}" --save "$folder" --load "$folder" --ckpt-step 16 $flag &&
+            same_checkpoint "$work/baseline" "$folder" 16 &&
+            trains 4 "${half[@]}" "${dropout[@]}" --save "$folder" --load "$folder" --ckpt-step 8 $flag \
+                --train-iters 8 --override-opt_param-scheduler && same_shards "$work/baseline" "$folder" 8 ||
+            return 1
+        [ "$(cat "$folder/latest_checkpointed_iteration.txt")" = 8 ] || { why="the tracker is not 8"; return 1; }
+        echo 16 >"$folder/latest_checkpointed_iteration.txt"
+    done
+    # Without its tracker, the newest checkpoint is loaded and the tracker restored.
+    rm "$folder/latest_checkpointed_iteration.txt"
+    trains 4 "${half[@]}" "${dropout[@]}" --save "$folder" --load "$folder" --no-save-optim &&
+        same_checkpoint "$work/baseline" "$folder" 16
+}
+check "a run that trains nothing does not save the loaded checkpoint again" not_saved_again
 
 # --- schedules ---
 check "another --lr is refused" refused 6 "schedule has lr 0.003" 4 "${half[@]}" --load "$work/load" --lr 1e-3

@@ -165,12 +165,11 @@ static void opens_with(const char *folder, const char *says) {
 static void requested_iterations(void **state) {
     char above[64];
     assert_int_equal(folder_make(above, sizeof above, "test_foreign"), 0);
-    opens_with(above,
-               "has no checkpoint of iteration 7 (existing iterations: none); use a folder that a run");
+    opens_with(above, "holds no checkpoint; use a folder that a run saved into");
     put(above, "run.log", "x");
     char *file = text_format("%s/run.log", above), *missing = text_format("%s/missing", above);
     opens_with(file, "is not a folder");
-    opens_with(missing, "No such file or directory");
+    opens_with(missing, "holds no checkpoint; use");
     put(above, "config.json", "x");
     opens_with(above, "holds a Hugging Face model (config.json)");
     if (geteuid() != 0) {
