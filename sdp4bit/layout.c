@@ -317,18 +317,6 @@ WireBytes layout_bucket_wire_bytes(const BucketLayout *layout, int b, const Grad
     return sum;
 }
 
-WireBytes layout_wire_bytes(const BucketLayout *layout, const GradFormat *grad, const WeightFormat *weight) {
-    WireBytes sum = {0};
-    for (int b = 0; b < layout->buckets; b++) {
-        WireBytes bucket = layout_bucket_wire_bytes(layout, b, grad, weight);
-        sum.grad_intra += bucket.grad_intra;
-        sum.grad_inter += bucket.grad_inter;
-        sum.weight_intra += bucket.weight_intra;
-        sum.weight_inter += bucket.weight_inter;
-    }
-    return sum;
-}
-
 // Returns the bytes per element, including its share of the group's scale.
 static double element_bytes(Codec codec, int group) {
     CodecInfo info = codec_info(codec);

@@ -209,7 +209,6 @@ typedef struct WireBytes {
 } WireBytes;
 WireBytes layout_bucket_wire_bytes(const BucketLayout *layout, int b, const GradFormat *grad,
                                    const WeightFormat *weight);
-WireBytes layout_wire_bytes(const BucketLayout *layout, const GradFormat *grad, const WeightFormat *weight);
 // Estimates the same bytes by the formula of README.md, section 10: only codes and scales of
 // matrices, without padding.
 typedef struct WireFormula {

@@ -16,12 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/ranks/devices.h"
 #include "sdp4bit/qwd.h"
 #include "sdp4bit/tlq_hs.h"
 #include "test/mpi/model_gradients.h"
 #include "test/mpi/simulator.h"
 #include "test/leaks.h"
+#include "test/wire_bytes.h"
 
 // A tensor that model parallelism does not split.
 #define MATRIX(NUMEL, UNIT) \

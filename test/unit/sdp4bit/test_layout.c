@@ -10,6 +10,7 @@
 
 #include "llmc/base/dtype.h"
 #include "sdp4bit/layout.h"
+#include "test/wire_bytes.h"
 
 // A tensor that model parallelism does not split.
 #define MATRIX(NUMEL, UNIT) \
