@@ -14,7 +14,7 @@
 #
 #   test/gpu.sh [--no-build] [--no-sanitizer] [--part PART]...
 #
-#   part   runs only this part; may be repeated [all]. Parts take about 8 minutes at most.
+#   part   runs only this part; may be repeated [all]
 #          ops        ops and kernels against the CPU
 #          runs       runs of one rank
 #          shapes     two ranks in every node layout, and ranks that are killed or stopped

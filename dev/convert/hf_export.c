@@ -296,8 +296,8 @@ static void write_index(const Exporting *e, Text *out) {
     text_add(out, "  }\n}\n");
 }
 
-// transformers chooses a tokenizer's class by the model_type if tokenizer_config.json does not name
-// it, so names it unless the source has the same model_type.
+// Names the tokenizer's class in tokenizer_config.json, unless the source has the same model_type.
+// Without a name, transformers chooses the class by the model_type.
 static void complete_tokenizer_config(Exporting *e) {
     HfTokenizer *t = &e->tokenizer;
     const char *type = json_member_string(e->source, "model_type");
