@@ -130,7 +130,8 @@ dist:
 	    cp $(BUILD)/static/lib/*.so.* $(BUILD)/dist/$(DIST)/build/lib; }
 	tar -C $(BUILD)/dist -czf $(BUILD)/$(DIST).tar.gz --owner=0 --group=0 $(DIST)
 	@echo $(BUILD)/$(DIST).tar.gz
-test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(FAULT_SHIMS) bench all
+test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(FAULT_SHIMS) bench all
+test-programs: $(BUILD)/test/layer_dump $(BUILD)/test/fp8_dump
 
 # $(call stamp,FILE,TEXT): writes the text to the file if it differs from the file's content. Runs
 # while make parses this file, so that -n and -q are correct.
@@ -249,7 +250,7 @@ $(CPU_BENCHES): $(BUILD)/dev/bench/%_cpu: $(BUILD)/obj/dev/bench/%.o $(HOST_LIB)
 # Programs that run every op on one backend and dump the results, which test/gpu/compare_dumps.py
 # compares. Both backends define the same symbols, so there are two programs: $(BUILD)/test/ops_dump
 # (CPU) and $(BUILD)/test/gpu/ops_dump (GPU).
-OPS_PROGRAMS := ops_dump ops_invariants kernels_dump layer_dump
+OPS_PROGRAMS := ops_dump ops_invariants kernels_dump layer_dump fp8_dump
 $(OPS_PROGRAMS:%=$(BUILD)/test/%): $(BUILD)/test/%: $(BUILD)/obj/test/gpu/%.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
 	$(call link_cpu)

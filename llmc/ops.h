@@ -123,6 +123,9 @@ void op_embedding_backward(Stream *s, const Embedding *a);
 // If `rows` is set, all tensors have only these rows: (rows.count, C) instead of (B, T, C), and
 // (rows.count) instead of (B, T). dgamma, dbeta and branch_sum are then partial sums of this rank.
 //
+// absmax: forward accumulates the absolute maximum of y, backward of dbranch, or of dresidual if
+// dbranch is NULL (fp8.h: bits of an fp32 number; the values as rounded). NULL: not needed.
+//
 // gamma NULL: only the residual addition, for the end of a pipeline stage. Forward computes only x.
 // Backward takes dresidual as the complete gradient of x and computes dbranch and branch_sum.
 typedef struct LayerNorm {
@@ -143,6 +146,7 @@ typedef struct LayerNorm {
     float *branch_sum;       // (C) out of backward on GPUs: dbranch summed over the rows
     Rows rows;
     bool rms;
+    uint32_t *absmax;  // (1) in and out, or NULL
 } LayerNorm;
 void op_layernorm_forward(Stream *s, const LayerNorm *a);
 void op_layernorm_backward(Stream *s, const LayerNorm *a);
@@ -174,10 +178,15 @@ void op_linear_forward(Stream *s, const Linear *a);
 void op_linear_backward(Stream *s, const Linear *a);
 // Bias gradient of a linear: dbias (OC) += sum of dy (N, OC) over the rows. sum: branch_sum of the
 // op_layernorm_backward call that computed dy, or NULL. GPUs add `sum` instead of reading dy again.
+// absmax: accumulates the absolute maximum of dy, or NULL; only without `sum`.
 void op_bias_gradient(Stream *s, float *dbias, const floatX *dy, const float *sum, int64_t N, int OC,
-                      void *workspace);
+                      void *workspace, uint32_t *absmax);
 // y = GELU_tanh(pre) for n values, as op_linear_forward computes it. For tests.
 void op_gelu_forward(Stream *s, floatX *y, const floatX *pre, int64_t n);
+// dx (N, C) *= GELU_tanh'(pre), rounded. If dbias is not NULL, dbias (C) += its sum over the rows.
+// absmax: accumulates the absolute maximum of the new dx, or NULL.
+void op_gelu_backward(Stream *s, floatX *dx, const floatX *pre, float *dbias, int64_t N, int C,
+                      void *workspace, uint32_t *absmax);
 // SwiGLU: y = silu(gate) * up with silu(g) = g / (1 + e^-g). Each row of pre is gate (F), then up
 // (F).
 typedef struct Swiglu {
@@ -187,6 +196,7 @@ typedef struct Swiglu {
     floatX *y;          // (N, F) out of forward
     const floatX *dy;   // (N, F) backward
     floatX *dpre;       // (N, 2 * F) out of backward
+    uint32_t *absmax;   // (1) backward accumulates the absolute maximum of dpre, or NULL
 } Swiglu;
 void op_swiglu_forward(Stream *s, const Swiglu *a);
 void op_swiglu_backward(Stream *s, const Swiglu *a);
@@ -227,6 +237,9 @@ typedef struct Rope {
     floatX *x;           // (B, T, groups, heads, HD) in and out
     bool back;
     floatX *by_kind;  // (B, T, groups * heads, HD), or NULL
+    // (1) accumulates the absolute maximum of the whole output, or NULL. Without by_kind, the
+    // columns that do not change are then read too.
+    uint32_t *absmax;
 } Rope;
 // Maps vector v (0 .. groups * heads - 1) of a row of x to its position in the row of by_kind.
 HD_FN int rope_place(const Rope *a, int v) {

@@ -127,11 +127,37 @@ like_cpu() {
     row "$what bit for bit against the CPU: $((lines - differ)) passed, $differ failed"
 }
 
+# Compares FP8 codes, products, and the gradients of layers in FP8 with PyTorch. The error bound is
+# the error of PyTorch in FP8.
+check_fp8_against_torch() {
+    local python=${PYTHON:-python3} format missing
+    if ! "$python" -c 'import torch, numpy' 2>/dev/null; then skip "FP8 against PyTorch" \
+        "no PyTorch for $python"; return; fi
+    if ! missing=$("$python" dev/ref/fp8.py 2>&1); then skip "FP8 against PyTorch" \
+        "$(tail -n 1 <<<"$missing")"; return; fi
+    counted "FP8 codes and products against PyTorch" "$python" dev/ref/fp8_products.py \
+        "$BUILD/test/gpu/fp8_dump"
+    for format in hybrid e4m3; do
+        counted "gradients of a real layer in FP8 against PyTorch, $format" "$python" \
+            dev/ref/layer_gradients.py "$BUILD/test/gpu/layer_dump" --seq-length 2048 --rows 2 \
+            --fp8-format $format
+    done
+    if "$python" -c 'import transformers' 2>/dev/null; then
+        for format in hybrid e4m3; do
+            counted "gradients of a Llama in FP8 against Hugging Face's, $format" "$python" \
+                dev/ref/llama_gradients.py "$BUILD/test/gpu/layer_dump" --fp8-format $format
+        done
+    else
+        skip "gradients of a Llama in FP8 against Hugging Face" "no transformers for $python"
+    fi
+}
+
 check_ops() {
     local kind program mode case
     counted test_device_gpu "$BUILD/test/gpu/test_device_gpu"
     counted test_normal_gpu "$BUILD/test/gpu/test_normal_gpu"
     counted test_linear_gpu "$BUILD/test/gpu/test_linear_gpu"
+    counted test_fp8_gpu "$BUILD/test/gpu/test_fp8_gpu"
     counted test_comm_gpu "$BUILD/test/gpu/test_comm_gpu"
     counted ops_invariants "$BUILD/test/gpu/ops_invariants"
 
@@ -167,6 +193,7 @@ check_ops() {
     else
         skip "gradients of a Llama against Hugging Face" "no transformers for ${PYTHON:-python3}"
     fi
+    check_fp8_against_torch
 
     like_cpu kernels.txt "kernels"
     # The buckets are so large that each thread block of a large GPU processes several tiles.

@@ -29,7 +29,7 @@ if reason=$(grep -m 1 -oE '\*\*\* (CUDA|MPI|NCCL|cuDNN): .*' <<<"$output"); then
     exit $((failures > 0))
 fi
 for source in llmc/cuda/*.cu llmc/cuda/*.cpp sdp4bit/*.cu test/gpu/*.cu dev/bench/*.cu train_gpt.c \
-    test/gpu/{ops_dump,ops_invariants,kernels_dump,layer_dump}.c; do
+    test/gpu/{ops_dump,ops_invariants,kernels_dump,layer_dump,fp8_dump}.c; do
     object=${source%.*}.o
     if [[ $source == *.c ]]; then objects=$build/obj; else objects=$cuda; fi
     if grep -qE "\*\*\* \[[^]]*/$object\]" <<<"$output"; then

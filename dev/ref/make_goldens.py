@@ -97,10 +97,11 @@ def head(x, word_embeddings, targets):
     return logits, F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
 
-def gpt(w, tokens, targets):
-    """Returns logits, losses, layer 0's qkv and the final LayerNorm's output."""
+def gpt(w, tokens, targets, layer_linear=F.linear):
+    """Returns logits, losses, layer 0's qkv and the final LayerNorm's output. layer_linear: computes the
+    four linears of a layer."""
     norm = lambda x, p: F.layer_norm(x, (C,), w[p + ".weight"], w[p + ".bias"], 1e-5)
-    linear = lambda x, p: F.linear(x, w[p + ".weight"], w[p + ".bias"])
+    linear = lambda x, p: layer_linear(x, w[p + ".weight"], w[p + ".bias"])
     x = w["embedding.word_embeddings.weight"][tokens] + w["embedding.position_embeddings.weight"]
     first_qkv = None
     for layer in range(L):
@@ -121,10 +122,10 @@ def leaf(value, dtype):
     return value.detach().to(dtype, copy=True).requires_grad_()
 
 
-def gradients(weights, dtype, tokens, targets, scale):
+def gradients(weights, dtype, tokens, targets, scale, layer_linear=F.linear):
     """Runs forward and backward in `dtype`. The loss is the mean; backward multiplies it by scale."""
     w = {name: leaf(value, dtype) for name, value in weights.items()}
-    logits, losses, first_qkv, final = gpt(w, tokens, targets)
+    logits, losses, first_qkv, final = gpt(w, tokens, targets, layer_linear)
     (losses.mean() * scale).backward()
     return {
         "logits": logits.detach(), "losses": losses.detach(), "loss": losses.mean().detach().reshape(1),

@@ -289,6 +289,7 @@ typedef enum Phase { PREPARE, WRITE, PUBLISH } Phase;
 struct CheckpointJob {
     CheckpointSave save;  // slices and arguments are owned by the job
     int rank, ranks;
+    Fp8State fp8;
     Site here;  // the thread's own copy, because the caller's keeps changing during training
     ShardPlan shard;
     Names names;
@@ -331,8 +332,13 @@ static bool publish_job(CheckpointJob *job) {
     size_t bytes;
     Lineage lineage = {NULL, 0, false, ""};
     Error left;
-    const ManifestRun run = {&save->state,         save->node_states, save->node_state_count,
-                             save->arguments_json, save->tensors,     save->tensor_count};
+    const ManifestRun run = {.state = &save->state,
+                             .node_states = save->node_states,
+                             .node_state_count = save->node_state_count,
+                             .fp8 = &job->fp8,
+                             .arguments_json = save->arguments_json,
+                             .tensors = save->tensors,
+                             .tensor_count = save->tensor_count};
     char *text = manifest_text(&run, job->ranks, job->kinds, job->entries, job->entries_bytes, &bytes);
     bool ok = check_manifest(text, bytes, job->names.manifest, &job->error) &&
               lineage_extend(save->directory, save->before, save->state.iteration, &lineage, &job->error) &&
@@ -426,6 +432,7 @@ CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err) {
     size_t node_bytes = (size_t)save->node_state_count * sizeof(RunState);
     job->save.node_states = xmalloc(node_bytes + 1, "a checkpoint's nodes");
     if (node_bytes) memcpy((RunState *)job->save.node_states, save->node_states, node_bytes);
+    if (save->fp8) job->fp8 = fp8_state_copy(save->fp8);
     job->here = save->peers.site ? *save->peers.site : (Site){.rank = -1};
     MPI_Comm_rank(save->peers.comm, &job->rank);
     MPI_Comm_size(save->peers.comm, &job->ranks);
@@ -484,6 +491,7 @@ void checkpoint_job_free(CheckpointJob *job) {
     free(job->entries);
     free((char *)job->save.arguments_json);
     free((RunState *)job->save.node_states);
+    fp8_state_free(&job->fp8);
     free((Slice *)job->save.slices);
     free(job);
 }

@@ -25,6 +25,7 @@
 #include "llmc/checkpoint/save_folder.h"
 #include "llmc/checkpoint/slice.h"
 #include "llmc/ranks/peers.h"
+#include "llmc/state/fp8_state.h"
 #include "llmc/state/run_state.h"
 #include "llmc/state/tensor.h"
 LLMC_BEGIN
@@ -34,6 +35,7 @@ typedef struct CheckpointSave {
     RunState state;
     const RunState *node_states;
     int node_state_count;        // 0: all nodes have `state`. Rank 0's array is saved
+    const Fp8State *fp8;         // rank 0's is saved; NULL or empty: none
     const char *arguments_json;  // config_to_json
     const Tensor *tensors;
     int tensor_count;  // all parameters of the model, in logical order
@@ -66,8 +68,8 @@ typedef struct CheckpointJob CheckpointJob;
 // - The slices of different ranks must not overlap. The slices of a saved kind must cover every
 //   element of every tensor that has the kind; per-node kinds must do so for every node 0, 1, ...
 // - The directory must be on a file system shared by all ranks.
-// - Slices and arguments are copied. The tensors must stay valid, and the staging buffer unused,
-//   until the job is done.
+// - Slices, arguments and the FP8 state are copied. The tensors must stay valid, and the staging
+//   buffer unused, until the job is done.
 // Returns NULL with the same error on every rank, as checkpoint_advance.
 CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err);
 bool checkpoint_busy(const CheckpointJob *job);
@@ -122,6 +124,8 @@ void checkpoint_close(Checkpoint *checkpoint);
 const RunState *checkpoint_state(const Checkpoint *checkpoint);
 // State of `node`; falls back to the run's state if none was saved for it.
 const RunState *checkpoint_node_state(const Checkpoint *checkpoint, int node);
+// State of delayed FP8 scaling; empty if none was saved.
+const Fp8State *checkpoint_fp8(const Checkpoint *checkpoint);
 const char *checkpoint_arguments(const Checkpoint *checkpoint);  // JSON text
 // Checks that the checkpoint's parameters have the names and shapes of the model's. The error names
 // the first difference.

@@ -407,6 +407,7 @@ const RunState *checkpoint_node_state(const Checkpoint *c, int node) {
     assert(node >= 0);
     return node < c->manifest.node_state_count ? &c->manifest.node_states[node] : &c->manifest.state;
 }
+const Fp8State *checkpoint_fp8(const Checkpoint *c) { return &c->manifest.fp8; }
 const char *checkpoint_arguments(const Checkpoint *c) { return c->manifest.arguments; }
 
 int checkpoint_nodes(const Checkpoint *c, SliceKind kind) { return c->manifest.nodes[kind]; }

@@ -12,6 +12,7 @@
 #include "llmc/base/dtype.h"
 #include "llmc/base/json.h"
 #include "llmc/base/json_line.h"
+#include "llmc/base/numerics.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/base/version.h"
 
@@ -128,6 +129,21 @@ static void write_states(Text *out, const ManifestRun *run) {
     text_add(out, "],\n");
 }
 
+static void write_floats(Text *out, const char *name, const float *value, int64_t count) {
+    text_add(out, "\"%s\": \"", name);
+    for (int64_t i = 0; i < count; i++) text_add(out, "%08" PRIx32, f32_bits(value[i]));
+    text_add(out, "\"");
+}
+
+static void write_fp8(Text *out, const Fp8State *fp8) {
+    if (!fp8 || fp8->scales == 0) return;
+    text_add(out, "\"fp8_scaling\": {\"history_length\": %d, ", fp8->length);
+    write_floats(out, "scales", fp8->scale, fp8->scales);
+    text_add(out, ",\n");
+    write_floats(out, "history", fp8->history, (int64_t)fp8->scales * fp8->length);
+    text_add(out, "},\n");
+}
+
 static void write_tensors(Text *out, const ManifestRun *run, int kinds) {
     text_add(out, "\"tensors\": [\n");
     for (int i = 0; i < run->tensor_count; i++) {
@@ -163,6 +179,7 @@ char *manifest_text(const ManifestRun *run, int world_size, int kinds, const cha
     text_add(&out, ",\n\"world_size\": %d, \"weight_dtype\": \"%s\",\n", world_size,
              slice_kind_dtype(SLICE_WEIGHT));
     write_states(&out, run);
+    write_fp8(&out, run->fp8);
     text_add(&out, "\"arguments\": %s,\n", run->arguments_json ? run->arguments_json : "{}");
     write_tensors(&out, run, kinds > (int)FIRST_KINDS ? kinds : (int)FIRST_KINDS);
     text_add(&out, "\"files\": [\n");
@@ -214,6 +231,38 @@ static const char *parse_node_states(const cJSON *list, Manifest *m) {
         if (fault) return fault;
     }
     return NULL;
+}
+
+// Parses `count` numbers that are finite and at least 0.
+static bool parse_floats(const char *text, float *value, int64_t count) {
+    const uint32_t infinity = 0x7F800000u;
+    for (int64_t i = 0; i < count; i++, text += 8) {
+        char digits[9] = "", *end;
+        memcpy(digits, text, 8);
+        if (strspn(digits, "0123456789abcdef") != 8) return false;
+        value[i] = f32_from_bits((uint32_t)strtoul(digits, &end, 16));
+        if (f32_bits(value[i]) >= infinity) return false;
+    }
+    return true;
+}
+
+// Parses the state of delayed FP8 scaling, if there is one.
+static const char *parse_fp8(const cJSON *object, Fp8State *fp8) {
+    static const char *const malformed = "its \"fp8_scaling\" is malformed";
+    int64_t length;
+    if (!object) return NULL;
+    const char *scales = json_member_string(object, "scales"),
+               *history = json_member_string(object, "history");
+    if (!scales || !history || !json_member_int64(object, "history_length", 1, MANIFEST_MAX_BYTES, &length))
+        return malformed;
+    size_t count = strlen(scales) / 8;
+    if (count == 0 || strlen(scales) != 8 * count || strlen(history) != 8 * count * (size_t)length)
+        return malformed;
+    *fp8 = fp8_state_new((int)count, (int)length);
+    bool ok = parse_floats(scales, fp8->scale, fp8->scales) &&
+              parse_floats(history, fp8->history, (int64_t)fp8->scales * fp8->length);
+    for (int i = 0; ok && i < fp8->scales; i++) ok = fp8->scale[i] > 0;
+    return ok ? NULL : malformed;
 }
 
 static int compare_tensor_names(const void *a, const void *b) {
@@ -399,6 +448,7 @@ static const char *parse_members(Manifest *m, const cJSON *object) {
     m->arguments = cJSON_PrintUnformatted(arguments);
     const char *fault = parse_state(cJSON_GetObjectItemCaseSensitive(object, "state"), &m->state);
     if (!fault) fault = parse_node_states(cJSON_GetObjectItemCaseSensitive(object, "nodes"), m);
+    if (!fault) fault = parse_fp8(cJSON_GetObjectItemCaseSensitive(object, "fp8_scaling"), &m->fp8);
     if (!fault) fault = parse_tensors(cJSON_GetObjectItemCaseSensitive(object, "tensors"), m);
     if (!fault) fault = parse_kinds(cJSON_GetObjectItemCaseSensitive(object, "kinds"), m);
     if (!fault) fault = parse_files(cJSON_GetObjectItemCaseSensitive(object, "files"), m);
@@ -449,6 +499,7 @@ void manifest_free(Manifest *m) {
     free(m->order);
     free(m->arguments);
     free(m->node_states);
+    fp8_state_free(&m->fp8);
     memset(m, 0, sizeof *m);
 }
 

@@ -6,6 +6,9 @@
 //    "libraries": "...", "world_size": 4, "weight_dtype": "BF16",
 //    "state": {"iteration": 100, ..., "beta1_power": "0x1.9p-1"},   doubles are hexadecimal floats
 //    "nodes": [{...}, ...],          per-node counters, with local steps only
+//    "fp8_scaling": {"history_length": 1, "scales": "3f800000...", "history": "00000000..."},
+//                                    with delayed FP8 scaling only: Fp8State, the bits of each
+//                                    fp32 number as 8 hexadecimal digits
 //    "arguments": {...},
 //    "tensors": [{"name": "wte", "shape": [64, 32]}, ...],   all parameters, full shapes, in order
 //    "kinds": ["master", "exp_avg", "exp_avg_sq", "weight"],
@@ -36,6 +39,7 @@
 // Both still load. A checkpoint with only these kinds is written as version 2.
 #pragma once
 #include "llmc/checkpoint/slice.h"
+#include "llmc/state/fp8_state.h"
 #include "llmc/state/run_state.h"
 LLMC_BEGIN
 
@@ -63,6 +67,7 @@ typedef struct Manifest {
     RunState state;
     RunState *node_states;
     int node_state_count;  // 0: all nodes have the run's state
+    Fp8State fp8;          // empty without delayed FP8 scaling
     char *arguments;       // JSON text
     char weight_dtype[8];  // "BF16" or "F32"
     SliceKind kinds[SLICE_KINDS];
@@ -98,6 +103,7 @@ typedef struct ManifestRun {
     const RunState *state;
     const RunState *node_states;  // (node_state_count) state of each node if they differ
     int node_state_count;
+    const Fp8State *fp8;         // NULL or empty: none
     const char *arguments_json;  // NULL: none
     const Tensor *tensors;       // (tensor_count) all parameters of the model
     int tensor_count;

@@ -128,7 +128,7 @@ static void *staging_of(const Saver *saver, uint64_t *bytes) {
     return saver->synchronous ? NULL : staging;
 }
 
-static CheckpointJob *begin(const Saver *saver, const RunState *state, Error *err) {
+static CheckpointJob *begin(const Saver *saver, const RunState *state, const Fp8State *fp8, Error *err) {
     const Config *c = saver->config;
     char *arguments = config_to_json(c);
     int replica_groups = saver->mesh->replica_groups.size;
@@ -141,6 +141,7 @@ static CheckpointJob *begin(const Saver *saver, const RunState *state, Error *er
         .state = *state,
         .node_states = nodes,
         .node_state_count = nodes ? replica_groups : 0,
+        .fp8 = fp8,
         .arguments_json = arguments,
         .tensors = saver->whole,
         .tensor_count = saver->whole_count,
@@ -165,7 +166,7 @@ static CheckpointJob *begin(const Saver *saver, const RunState *state, Error *er
     return job;
 }
 
-bool saver_save(Saver *saver, const RunState *state, Error *err) {
+bool saver_save(Saver *saver, const RunState *state, const Fp8State *fp8, Error *err) {
     const Config *c = saver->config;
     uint64_t staging_bytes;
     int rank = peers_rank(saver->peers);
@@ -173,7 +174,7 @@ bool saver_save(Saver *saver, const RunState *state, Error *err) {
     bool ok = rank != 0 || holds_folder(saver, state->iteration, err);
     if (!peers_agree(saver->peers, ok, err, NULL)) return false;
     log_line(saver->log, "saving checkpoint at iteration %7lld to %s", (long long)state->iteration, c->save);
-    saver->job = begin(saver, state, err);
+    saver->job = begin(saver, state, fp8, err);
     if (!saver->job) return false;
     if (!staging_of(saver, &staging_bytes)) return saver_advance(saver, true, err);
     log_line(saver->log, "  scheduled an async checkpoint save at iteration %7lld to %s",

@@ -38,8 +38,8 @@ bool saver_has_room(const Saver *saver, int64_t iteration, Error *err);
 // Saves a checkpoint. With --async-save, finishes the previous save and only starts this one. If
 // the directory was moved or removed since the last save, recreates it, logs a line and starts a
 // new lineage there. EXIT_CHECKPOINT if another job now saves there, or another run's checkpoint
-// would be replaced.
-bool saver_save(Saver *saver, const RunState *state, Error *err);
+// would be replaced. fp8: state of delayed FP8 scaling, used on rank 0; NULL: none.
+bool saver_save(Saver *saver, const RunState *state, const Fp8State *fp8, Error *err);
 // Returns true while this rank writes in the background.
 bool saver_busy(const Saver *saver);
 // Advances a background save by one stage, or finishes it.

@@ -26,6 +26,10 @@ typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } R
 typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT, WEIGHT_LOSSLESS } WeightMethod;
 // Codec between nodes: uniform levels with a scale per group | EDEN
 typedef enum GradientMethod { GRADIENT_UNIFORM, GRADIENT_EDEN } GradientMethod;
+// Formats of FP8 linear layers: off | E4M3 | E4M3, and E5M2 for gradients of activations
+typedef enum Fp8Format { FP8_FORMAT_NONE, FP8_FORMAT_E4M3, FP8_FORMAT_HYBRID } Fp8Format;
+typedef enum Fp8Recipe { FP8_TENSORWISE, FP8_DELAYED, FP8_BLOCKWISE } Fp8Recipe;
+typedef enum Fp8AmaxAlgo { FP8_MOST_RECENT, FP8_MAX } Fp8AmaxAlgo;
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
 typedef enum NodeExchange { NODE_EXCHANGE_AUTO, NODE_EXCHANGE_NCCL, NODE_EXCHANGE_COPIES } NodeExchange;
 // State that data-parallel ranks shard: nothing | optimizer state | also gradients | also weights.
@@ -117,6 +121,13 @@ typedef struct Config {
     // local steps: nodes train independently and synchronize periodically. local_steps 1: off
     int local_steps, local_steps_delay;
     double outer_lr, outer_momentum, local_steps_mix;
+    // FP8 linear layers; see config_layer_in_fp8
+    Fp8Format fp8_format;
+    Fp8Recipe fp8_recipe;
+    int fp8_margin, fp8_amax_history_len;  // with FP8_DELAYED
+    Fp8AmaxAlgo fp8_amax_compute_algo;
+    bool first_last_layers_bf16;
+    int num_layers_at_start_in_bf16, num_layers_at_end_in_bf16;  // used with first_last_layers_bf16
     // memory and determinism
     bool recompute_activations, deterministic_mode;
     Recompute recompute_granularity;
@@ -221,8 +232,9 @@ bool config_same(const char *own_json, const char *first_json, Error *err);
 // rates, warm-up and decay in samples, weight decay) may differ with
 // --override-opt_param-scheduler, where the command line wins, or
 // --use-checkpoint-opt_param-scheduler, which copies the saved schedule into config. With
-// --finetune, only the model is compared. Differences that change the order of the data become
-// notes. Error (EXIT_CHECKPOINT): not a JSON object, or a model or schedule flag that differs.
+// --finetune, only the model is compared. Differences that change the order of the data or the
+// precision become notes. Error (EXIT_CHECKPOINT): not a JSON object, or a model or schedule flag
+// that differs.
 bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes,
                              Error *err);
 // Returns true if this run can use a checkpoint's error-feedback residual: the gradient transform,
@@ -239,6 +251,12 @@ int config_query_groups(const Config *config);
 // Columns per head that rotary embeddings rotate; 0 with learned positions. After config_finish.
 int config_rotary_columns(const Config *config);
 int config_pipeline_chunks(const Config *config);
+bool config_fp8_on(const Config *config);
+// Returns true if the linear layers of this transformer layer run in FP8. layer: 0 .. num_layers -
+// 1, over all pipeline stages.
+bool config_layer_in_fp8(const Config *config, int layer);
+// Number of layers for which config_layer_in_fp8 is true.
+int config_fp8_layers(const Config *config);
 // Recomputes train_iters when a checkpoint is loaded: --train-samples counts the samples of all
 // runs, whatever their batch sizes. (Megatron-LM counts as if this run's batch sizes had always
 // been used.) Adds a note if train_iters changes.

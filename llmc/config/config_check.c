@@ -53,6 +53,8 @@ static void note_idle(const Parsed *p) {
         {NEEDS_LOAD, c->load != NULL, "--load"},
         {NEEDS_PROMPT, c->sample_prompt != NULL, "--sample-prompt"},
         {NEEDS_TENSORBOARD, c->tensorboard_dir != NULL, "--tensorboard-dir"},
+        {NEEDS_DELAYED_SCALES, c->fp8_recipe == FP8_DELAYED, "--fp8-recipe delayed"},
+        {NEEDS_BF16_LAYERS, c->first_last_layers_bf16, "--first-last-layers-bf16"},
     };
     int rows;
     const Option *table = config_options(&rows);
@@ -296,6 +298,10 @@ static const char *local_steps_conflict(const Config *c) {
     if (c->sharding == SHARD_PARAMETERS && c->shard_scope == SHARD_IN_WORLD) {
         return "--local-steps needs the whole model on every node; drop --shard-params-over world";
     }
+    if (config_fp8_on(c) && c->fp8_recipe == FP8_DELAYED) {
+        return "--local-steps cannot be combined with --fp8-recipe delayed, whose scales all nodes share in "
+               "every step; use --fp8-recipe tensorwise or blockwise";
+    }
     if (c->sharding == SHARD_NOTHING) {
         return "--local-steps exchanges shards between nodes, but no_shard has none; drop "
                "--data-parallel-sharding-strategy no_shard";
@@ -433,6 +439,19 @@ static bool check_quantization(const Parsed *p) {
     return true;
 }
 
+// Without --fp8-format, the other FP8 flags would be ignored and the run slower than intended.
+// `--fp8-format none` turns FP8 off even if they are given.
+static bool check_fp8(const Parsed *p) {
+    int rows;
+    const Option *table = config_options(&rows);
+    for (int i = 0; i < rows && !GIVEN(p, fp8_format); i++) {
+        if (!p->given[i] || !(table[i].roles & NEEDS_FP8)) continue;
+        return REFUSE("--%s needs --fp8-format hybrid or e4m3; add it, or drop --%s to train in bf16",
+                      table[i].name, table[i].name);
+    }
+    return config_check_fp8(p->config, p->err);
+}
+
 static bool check_checkpoints(const Parsed *p) {
     const Config *c = p->config;
     const Rule rules[] = {
@@ -502,5 +521,6 @@ bool config_check(const Config *config, const bool *given, char *notes, size_t n
     note_idle(p);
     return check_required(p) && check_model(p) && check_tensor_parallel(p) && check_pipeline(p) &&
            check_local_steps(p) && check_length(p) && check_schedule(p) && check_data_sources(p) &&
-           check_tokenizer(p) && check_quantization(p) && check_checkpoints(p) && check_rest(p);
+           check_tokenizer(p) && check_quantization(p) && check_fp8(p) && check_checkpoints(p) &&
+           check_rest(p);
 }

@@ -196,6 +196,11 @@ static bool match(Config *config, const cJSON *saved, const cJSON *now, char *no
                      "different order",
                      d.key, d.was, d.is);
     }
+    if (first_difference(saved, now, PRECISION, &d)) {
+        options_note(notes, notes_bytes,
+                     "%s was %s in the checkpoint and is now %s, so linear layers round differently", d.key,
+                     d.was, d.is);
+    }
     return true;
 }
 

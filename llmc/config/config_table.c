@@ -4,73 +4,8 @@
 // To add a flag: add a field to Config and a row here. The role column (config_roles.h) is
 // mandatory.
 #include "llmc/config/config_roles.h"
-
+#include "llmc/config/config_rows.h"
 #include "sdp4bit/layout.h"
-
-// Offset of a field. Doesn't compile if the field's type doesn't match the row's kind.
-#define AT(type, field) \
-    (offsetof(Config, field) + 0 * sizeof(char[_Generic(&((Config *)0)->field, type * : 1)]))
-
-#define HEADING(text) \
-    { .help = text }
-#define USED(flag, role, type, of_kind, field, first, ...) \
-    { .name = flag, .roles = role, .kind = of_kind, .offset = AT(type, field), .initial = first, __VA_ARGS__ }
-#define FLAG(flag, role, field, text) USED(flag, role, bool, OPTION_FLAG, field, "false", .help = text)
-#define NO_FLAG(flag, role, field, text) \
-    USED(flag, role, bool, OPTION_FLAG, field, "true", .negative = true, .help = text)
-#define INT(flag, role, field, first, least, most, text) \
-    USED(flag, role, int, OPTION_INT, field, first, .low = least, .high = most, .value = "N", .help = text)
-#define COUNT_TO(flag, role, field, first, least, most, text) \
-    USED(flag, role, int64_t, OPTION_INT64, field, first, .low = least, .high = most, .value = "N", \
-         .help = text)
-#define COUNT(flag, role, field, first, least, text) COUNT_TO(flag, role, field, first, least, 1e15, text)
-#define BITS(flag, role, field, first, text) \
-    USED(flag, role, int, OPTION_INT, field, first, .low = 2, .high = 8, .choices = CODEC_BITS_CHOICES, \
-         .value = "N", .help = text)
-// Multiples of the Hadamard block size.
-#define GROUP(flag, role, field, first, most, text) \
-    USED(flag, role, int, OPTION_INT, field, first, .low = 32, .high = most, .multiple = 32, .value = "N", \
-         .help = text)
-#define REAL(flag, role, field, first, least, most, text) \
-    USED(flag, role, double, OPTION_REAL, field, first, .low = least, .high = most, .value = "X", \
-         .help = text)
-// Used in float32, so its range is checked in float32.
-#define SINGLE(flag, role, field, first, least, most, text) \
-    USED(flag, role, double, OPTION_REAL, field, first, .low = least, .high = most, .single = true, \
-         .value = "X", .help = text)
-#define TEXT(flag, role, field, first, called, text) \
-    USED(flag, role, const char *, OPTION_TEXT, field, first, .low = 1, .value = called, .help = text)
-#define WORDS(flag, role, field, least, called, text) \
-    USED(flag, role, Words, OPTION_WORDS, field, NULL, .low = least, .value = called, .help = text)
-#define CHOICE(flag, role, type, field, first, words, text) \
-    USED(flag, role, type, OPTION_CHOICE, field, first, .choices = words, .value = "WORD", .help = text)
-
-// Accepted and checked, but ignored. The text says why.
-#define IDLE(flag, of_kind, why, ...) \
-    { \
-        .name = flag, .kind = of_kind, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .help = why, \
-        .no_other = why, __VA_ARGS__ \
-    }
-#define IDLE_FLAG(flag, why) IDLE(flag, OPTION_FLAG, why, .value = NULL)
-// Several flags with the same reason. others: separated by spaces.
-#define IDLE_FLAGS(flag, others, why) IDLE(flag, OPTION_FLAG, why, .alias = others)
-#define IDLE_REAL(flag, least, most, why) \
-    IDLE(flag, OPTION_REAL, why, .low = least, .high = most, .value = "X")
-#define IDLE_INT(flag, least, most, why) \
-    IDLE(flag, OPTION_INT64, why, .low = least, .high = most, .value = "N")
-#define IDLE_CHOICE(flag, words, why) IDLE(flag, OPTION_CHOICE, why, .choices = words, .value = "WORD")
-// The same, but stored for the argument dump.
-#define IDLE_STORED(flag, field, why) \
-    USED(flag, FREE, bool, OPTION_FLAG, field, "false", .use = OPTION_NO_EFFECT, .help = why)
-#define IDLE_TEXT(flag, field, called, why) \
-    USED(flag, FREE, const char *, OPTION_TEXT, field, NULL, .use = OPTION_NO_EFFECT, .value = called, \
-         .help = why)
-// The same, but prints a note if the flag is given.
-#define NOTED_FLAG(flag, why) IDLE(flag, OPTION_FLAG, why, .note = true)
-#define NOTED(flag, of_kind, least, most, words, called, why) \
-    IDLE(flag, of_kind, why, .low = least, .high = most, .choices = words, .note = true, .value = called)
-#define REFUSED(flag, why) \
-    { .name = flag, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .help = why }
 
 static const Option table[] = {
     HEADING("Model"),
@@ -324,6 +259,31 @@ static const Option table[] = {
         "steps over which the exchange between nodes may overlap with training; less than --local-steps"),
     SINGLE("local-steps-mix", FREE, local_steps_mix, "0", 0, OPTION_BELOW_ONE,
            "fraction of a node's own master weights that it keeps at an outer step; 0: none"),
+
+    HEADING("FP8"),
+    CHOICE("fp8-format", PRECISION, Fp8Format, fp8_format, "none", "none|e4m3|hybrid",
+           "run the linear layers of transformer layers in FP8. hybrid: E4M3, and E5M2 for gradients of "
+           "activations. e4m3: E4M3 for all"),
+    USED("fp8-recipe", PRECISION | NEEDS_FP8, Fp8Recipe, OPTION_CHOICE, fp8_recipe, "delayed",
+         .choices = "tensorwise|delayed|blockwise", .value = "WORD",
+         .no_other = "mxfp8 and nvfp4 need block formats of newer GPUs and are not supported",
+         .help = "where scales come from. tensorwise: the tensor itself. delayed: the largest values of "
+                 "earlier steps. blockwise: one scale per 1x128 activations or gradients and per 128x128 "
+                 "weights"),
+    INT("fp8-margin", PRECISION | NEEDS_FP8 | NEEDS_DELAYED_SCALES, fp8_margin, "0", 0, 100,
+        "delayed: divide scales by 2^N, as headroom for larger values"),
+    INT("fp8-amax-history-len", PRECISION | NEEDS_FP8 | NEEDS_DELAYED_SCALES, fp8_amax_history_len, "1", 1,
+        1 << 13, "delayed: number of steps whose largest absolute values are kept"),
+    CHOICE("fp8-amax-compute-algo", PRECISION | NEEDS_FP8 | NEEDS_DELAYED_SCALES, Fp8AmaxAlgo,
+           fp8_amax_compute_algo, "most_recent", "most_recent|max",
+           "delayed: scale by the newest entry of the history, or by the largest"),
+    FLAG("first-last-layers-bf16", PRECISION | NEEDS_FP8, first_last_layers_bf16,
+         "keep the first and last transformer layers in bf16; not with --fp8-recipe delayed"),
+    INT("num-layers-at-start-in-bf16", PRECISION | NEEDS_FP8 | NEEDS_BF16_LAYERS, num_layers_at_start_in_bf16,
+        "1", 0, 10000, "number of first layers that stay in bf16"),
+    INT("num-layers-at-end-in-bf16", PRECISION | NEEDS_FP8 | NEEDS_BF16_LAYERS, num_layers_at_end_in_bf16,
+        "1", 0, 10000, "number of last layers that stay in bf16"),
+
     HEADING("Memory and determinism"),
     FLAG("recompute-activations", FREE, recompute_activations, "same as --recompute-granularity selective"),
     CHOICE("recompute-granularity", FREE, Recompute, recompute_granularity, "none", "none|selective|full",
@@ -540,6 +500,7 @@ static const Option table[] = {
     IDLE("recompute-modules", OPTION_WORDS,
          "selective recomputation covers the attention core, and nothing else", .value = "WORD ...",
          .note = true),
+    NOTED("fp8-interval", OPTION_INT64, 1, 1e15, NULL, "N", "scales are computed in every step"),
     NOTED("data-cache-path", OPTION_TEXT, 1, 1, NULL, "FOLDER",
           "the sample index is built in memory, once per node"),
     NOTED_FLAG("log-straggler", "--timing-log-level 2 with --timing-log-option all prints each rank's times"),
@@ -566,7 +527,11 @@ static const Option table[] = {
     REFUSED("fp16", "training is in bf16; use --bf16 or drop the flag"),
     REFUSED("fp16-lm-cross-entropy", "the loss is computed in fp32; drop the flag"),
     REFUSED("fp32-residual-connection", "the residual stream is bf16; drop the flag"),
-    REFUSED("fp8-*", "fp8 is not supported; drop the flag to train in bf16"),
+    REFUSED("no-fp8-wgrad", "weight gradients of FP8 layers are always computed in FP8; drop the flag"),
+    REFUSED("fp8-param-gather", "model weights are bf16 and quantized on every rank; drop the flag"),
+    REFUSED("fp8-output-proj", "the LM head is bf16; drop the flag"),
+    REFUSED("fp8-*", "this FP8 setting is not supported; drop the flag"),
+    REFUSED("fp4-*", "FP4 is not supported; use --fp8-format, or drop the flag to train in bf16"),
     REFUSED("apply-query-key-layer-scaling", "only needed for fp16; drop the flag"),
     REFUSED("num-experts", "mixture of experts is not supported; use a dense model"),
     REFUSED("moe-*", "mixture of experts is not supported; use a dense model"),
@@ -594,7 +559,6 @@ static const Option table[] = {
 };
 
 // Derived values, under Megatron's names where they exist.
-#define DERIVED(key, role, type, of_kind, field) USED(key, role, type, of_kind, field, "0", .help = "")
 static const Option derived[] = {
     DERIVED("data_parallel_size", FREE, int, OPTION_INT, dp_size),
     DERIVED("padded_vocab_size", VOCABULARY, int, OPTION_INT, vocab_size_padded),

@@ -1,6 +1,8 @@
 // CPU ops, part 1: embedding, dropout, LayerNorm, linear layers, GELU, SwiGLU, RoPE, sums over
 // ranks (see ops.h). CPU ranks run them, and GPU ops are tested against them. They are loops over
 // rows, which the compiler vectorizes, and fp32 GEMMs by OpenBLAS.
+#include <assert.h>
+
 #include "llmc/cpu/ops_internal.h"
 #include "llmc/ranks/parallel.h"
 
@@ -149,7 +151,9 @@ static void normalize_row(const LayerNorm *a, int64_t row) {
 void op_layernorm_forward(Stream *s, const LayerNorm *a) {
     for (int64_t row = 0; row < rows_held(a->rows, a->B, a->T); row++) {
         if (a->branch) residual_sum_row(a, row);
-        if (a->gamma) normalize_row(a, row);
+        if (!a->gamma) continue;
+        normalize_row(a, row);
+        raise_absmax(a->absmax, a->y + row * a->C, a->C);
     }
 }
 
@@ -201,6 +205,7 @@ void op_layernorm_backward(Stream *s, const LayerNorm *a) {
     for (int64_t row = 0; row < rows_held(a->rows, a->B, a->T); row++) {
         if (a->gamma) normalize_row_backward(a, row);
         if (a->dbranch) branch_gradient_row(a, row);
+        raise_absmax(a->absmax, (a->dbranch ? a->dbranch : a->dresidual) + row * a->C, a->C);
     }
 }
 
@@ -254,8 +259,6 @@ void op_head_norm_backward(Stream *s, const HeadNorm *a) {
 }
 
 // --- linear layers -------------------------------------------------------------------------------
-
-enum { LINEAR_ROWS = 512 };  // rows per GEMM; bounds the workspace and keeps the result in the cache
 
 size_t op_scratch_bytes(int64_t N, int C) { return 0; }
 void op_set_scratch(Device *device, void *memory, size_t bytes) {}
@@ -332,13 +335,19 @@ void op_linear_forward(Stream *s, const Linear *a) {
     }
 }
 
+// dx *= GELU'(pre) for n values.
+static void multiply_gelu_derivative(float *dx, const floatX *pre, int64_t n) {
+    for (int64_t i = 0; i < n; i++) dx[i] *= gelu_derivative(floatX_to_float(pre[i]));
+}
+
 // Epilogue of dx (rows, C), whose first row is `row`: applies GELU', rounds, and adds the rows to
 // dpre_bias.
 static void linear_dx_epilogue(const Linear *a, float *dx, int64_t row, int64_t rows) {
     int64_t at = row * a->C, n = rows * a->C;
-    for (int64_t i = 0; a->x_pre && i < n; i++) dx[i] *= gelu_derivative(floatX_to_float(a->x_pre[at + i]));
+    if (a->x_pre) multiply_gelu_derivative(dx, a->x_pre + at, n);
     narrow(a->dx + at, dx, n);
-    if (a->x_pre && a->dpre_bias) op_bias_gradient(NULL, a->dpre_bias, a->dx + at, NULL, rows, a->C, NULL);
+    if (a->x_pre && a->dpre_bias)
+        op_bias_gradient(NULL, a->dpre_bias, a->dx + at, NULL, rows, a->C, NULL, NULL);
 }
 
 void op_linear_backward(Stream *s, const Linear *a) {
@@ -364,7 +373,9 @@ void op_linear_backward(Stream *s, const Linear *a) {
 }
 
 void op_bias_gradient(Stream *s, float *dbias, const floatX *dy, const float *sum, int64_t N, int OC,
-                      void *workspace) {
+                      void *workspace, uint32_t *absmax) {
+    assert(!(sum && absmax));
+    raise_absmax(absmax, dy, N * OC);
     for (int64_t row = 0; row < N; row++) {
         for (int64_t o = 0; o < OC; o++) dbias[o] += floatX_to_float(dy[row * OC + o]);
     }
@@ -374,16 +385,26 @@ void op_gelu_forward(Stream *s, floatX *y, const floatX *pre, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = floatX_from_float(gelu(floatX_to_float(pre[i])));
 }
 
+void op_gelu_backward(Stream *s, floatX *dx, const floatX *pre, float *dbias, int64_t N, int C,
+                      void *workspace, uint32_t *absmax) {
+    float product[ROW_CHUNK];
+    for (int64_t at = 0; at < N * C; at += ROW_CHUNK) {
+        int64_t n = min64(ROW_CHUNK, N * C - at);
+        for (int64_t i = 0; i < n; i++) product[i] = floatX_to_float(dx[at + i]);
+        multiply_gelu_derivative(product, pre + at, n);
+        narrow(dx + at, product, n);
+    }
+    raise_absmax(absmax, dx, N * C);
+    if (dbias) op_bias_gradient(NULL, dbias, dx, NULL, N, C, NULL, NULL);
+}
+
 // --- SwiGLU and rotary position embedding --------------------------------------------------------
 
 void op_swiglu_forward(Stream *s, const Swiglu *a) {
     int64_t F = a->F;
     for (int64_t row = 0; row < a->N; row++) {
-        const floatX *gate = a->pre + row * 2 * F, *up = gate + F;
-        for (int64_t i = 0; i < F; i++) {
-            float g = floatX_to_float(gate[i]);
-            a->y[row * F + i] = floatX_from_float(g * logistic(g) * floatX_to_float(up[i]));
-        }
+        const floatX *gate = a->pre + row * 2 * F;
+        swiglu(a->y + row * F, gate, gate + F, F);
     }
 }
 
@@ -398,6 +419,7 @@ void op_swiglu_backward(Stream *s, const Swiglu *a) {
             dgate[i] = floatX_from_float(d * floatX_to_float(up[i]) * slope);
             dup[i] = floatX_from_float(d * (g * share));
         }
+        raise_absmax(a->absmax, dgate, 2 * F);
     }
 }
 
@@ -424,6 +446,7 @@ void op_rope(Stream *s, const Rope *a) {
                 memcpy(to, a->back ? other : x, bytes);
             }
             if (v % a->heads < a->turned) turn_vector(to, turn, a->columns / 2, a->back ? -1.0f : 1.0f);
+            raise_absmax(a->absmax, to, a->HD);
         }
     }
 }

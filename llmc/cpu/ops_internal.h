@@ -5,6 +5,7 @@
 
 #include "llmc/base/base.h"
 #include "llmc/base/dtype.h"
+#include "llmc/base/fp8.h"
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ops.h"
 LLMC_BEGIN
@@ -37,6 +38,17 @@ static inline const float *widen(const floatX *x, int64_t n, float *buffer) {
 }
 static inline void narrow(floatX *y, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = floatX_from_float(x[i]);
+}
+
+// Raises *absmax (bits of an fp32 number) to the absolute maximum of n values. absmax may be NULL.
+static inline void raise_absmax(uint32_t *absmax, const floatX *x, int64_t n) {
+    if (!absmax) return;
+    uint32_t max = *absmax;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits = fp8_absolute(floatX_to_float(x[i]));
+        max = bits > max ? bits : max;
+    }
+    *absmax = max;
 }
 
 // --- sums and maxima in a fixed order ------------------------------------------------------------
@@ -112,12 +124,21 @@ static inline float gelu_derivative(float x) {
     float du = 0.79788456f * (1.0f + 3.0f * 0.044715f * x * x);
     return gate + x * gate * (1.0f - gate) * 2.0f * du;
 }
+// y = silu(gate) * up for n values.
+static inline void swiglu(floatX *y, const floatX *gate, const floatX *up, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        float g = floatX_to_float(gate[i]);
+        y[i] = floatX_from_float(g * logistic(g) * floatX_to_float(up[i]));
+    }
+}
 
 // Computes the dropout multipliers, 0 or 1 / (1 - p), of elements first .. first + n - 1 of a
 // sample.
 void dropout_multipliers(float *multiplier, Dropout dropout, int64_t sample, int64_t first, int64_t n);
 
 // --- GEMM, row-major -----------------------------------------------------------------------------
+
+enum { LINEAR_ROWS = 512 };  // rows per GEMM; bounds the workspace and keeps the result in the cache
 
 // For y = x w^T and q k^T: c (m, n) = alpha a b^T + beta c, with a (m, k) and b (n, k).
 static inline void matmul_nt(int64_t m, int64_t n, int64_t k, float alpha, const float *a, const float *b,

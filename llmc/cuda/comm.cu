@@ -23,7 +23,7 @@ struct Comm {
     const Mesh *mesh;   // for the watchdog
     ncclComm_t nccl;    // NULL: not connected yet, or not needed (comm_connect)
     PeerMemory *peers;  // only in the node group, else NULL
-    bool few_bytes;     // world group, which exchanges only step statuses
+    bool few_bytes;     // world group, which exchanges only step statuses and FP8 scales
     bool one_way;       // this Comm belongs to a link
     bool links_alone;   // pp and embedding groups, which have links but no collectives
     Link *links;        // open links between members of the group, in the order of opening

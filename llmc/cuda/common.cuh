@@ -1,5 +1,5 @@
 // Device code shared by the CUDA kernels: 16-byte accesses to bf16 and fp32, warp and block
-// reductions, GELU, dropout. Only this file may test the CUDA version.
+// reductions, absolute maxima, GELU, SwiGLU, dropout. Only this file may test the CUDA version.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -97,6 +97,30 @@ static __device__ __forceinline__ float block_sum(float x, float *shared) {
     return x;
 }
 
+// --- absolute maxima, as the bits of fp32 numbers ------------------------------------------------
+
+// Returns the larger of `largest` and the absolute values. NaN is above infinity.
+static __device__ __forceinline__ uint32_t packed_absolute(uint32_t largest, Packed128 v) {
+    const uint32_t word[4] = {v.words.x, v.words.y, v.words.z, v.words.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        largest = max(largest, max(word[i] << 16 & 0x7FFF0000u, word[i] & 0x7FFF0000u));
+    return largest;
+}
+
+// Raises *absmax to the largest value of a one-dimensional block of complete warps. All threads
+// must call it, once per kernel.
+static __device__ __forceinline__ void block_absolute(uint32_t *absmax, uint32_t largest) {
+    __shared__ uint32_t of_warp[WARP];
+    largest = __reduce_max_sync(0xFFFFFFFFu, largest);
+    if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = largest;
+    __syncthreads();
+    if (threadIdx.x >= WARP) return;
+    largest = __reduce_max_sync(0xFFFFFFFFu, threadIdx.x < blockDim.x / WARP ? of_warp[threadIdx.x] : 0);
+    // Most blocks read a value that is already larger, which saves the atomic operation.
+    if (threadIdx.x == 0 && largest > *(volatile uint32_t *)absmax) atomicMax(absmax, largest);
+}
+
 // --- dropout (ops.h's Dropout) -------------------------------------------------------------------
 
 // Computes the dropout multipliers, 0 or 1 / (1 - p), of elements block * 8 .. block * 8 + 7 of a
@@ -153,3 +177,10 @@ static __device__ __forceinline__ float gelu_derivative(float x) {
     float gate = gelu_gate(x), du = 0.79788456f * (1.0f + 3.0f * 0.044715f * x * x);
     return gate + x * gate * (1.0f - gate) * 2.0f * du;
 }
+
+// --- SwiGLU --------------------------------------------------------------------------------------
+
+static __device__ __forceinline__ float logistic(float x) {
+    return fast_reciprocal(1.0f + fast_exp2(-LOG2_E * x));
+}
+static __device__ __forceinline__ float swiglu(float gate, float up) { return gate * logistic(gate) * up; }

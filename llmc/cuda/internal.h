@@ -84,21 +84,33 @@ typedef enum GemmEpilogue {
     GEMM_DGELU  // times GELU_tanh'(aux)
 } GemmEpilogue;
 
+typedef enum GemmType { GEMM_BF16, GEMM_E4M3, GEMM_E5M2 } GemmType;
+// What a scale of an FP8 operand covers: the matrix, 1 x 128 or 128 x 128 elements. Layouts of
+// scales: see ops_fp8.h.
+typedef enum GemmScales { GEMM_SCALE_WHOLE, GEMM_SCALE_ROWS, GEMM_SCALE_SQUARES } GemmScales;
+
 // Matrix product d = op(a) op(b) of row-major, packed matrices: op(a) (m, k), op(b) (k, n), d (m,
 // n). Sums in fp32 and rounds once. Row lengths of all stored matrices must be multiples of 8
 // elements, and addresses must be 16-byte aligned. Results are bitwise identical for the same
 // sizes, GPU model and library version.
+//
+// FP8: both operands have an FP8 type, not both GEMM_E5M2, and rows are multiples of 16 elements.
+// Only the form d = a b^T exists (transpose_b), with GEMM_PLAIN or GEMM_BIAS.
 typedef struct Gemm {
     void *d;  // (m, n) floatX or float
-    const floatX *a, *b;
-    bool transpose_a;  // a is stored as (k, m)
-    bool transpose_b;  // b is stored as (n, k)
-    bool fp32;         // d is float
-    bool accumulate;   // d += product; only if fp32 is set
+    const void *a, *b;
+    GemmType a_type, b_type;
+    const float *a_scale, *b_scale;  // multiply the codes of a, b; device memory, 16-byte aligned
+    GemmScales a_scales, b_scales;   // both GEMM_SCALE_WHOLE or neither, not both GEMM_SCALE_SQUARES
+    bool transpose_a;                // a is stored as (k, m)
+    bool transpose_b;                // b is stored as (n, k)
+    bool fp32;                       // d is float
+    bool accumulate;                 // d += product; only if fp32 is set
     int64_t m, n, k;
     GemmEpilogue epilogue;
     const floatX *bias;  // (n) for GEMM_BIAS*
     floatX *aux;         // (m, n) for GEMM_BIAS_GELU (written) and GEMM_DGELU (read)
+    bool fast;           // FP8 without block scales: sum in the tensor cores' reduced precision
     void *workspace;     // GEMM_WORKSPACE_BYTES, 256-byte aligned
 } Gemm;
 #define GEMM_WORKSPACE_BYTES ((size_t)32 << 20)
@@ -108,7 +120,15 @@ void gemm(Stream *stream, const Gemm *g);
 // uses the last one. Used by dev/bench/gemm_search.cu, which generates the table.
 enum { GEMM_ANSWERS = 48 };
 bool gemm_by_answer(Stream *stream, const Gemm *g, int answer);
-int gemm_form(const Gemm *g);  // transposes, accumulation and epilogue as a key of gemm_table.h
+// Returns transposes, accumulation, epilogue and FP8 types as a key of gemm_table.h, below 2^16.
+int gemm_form(const Gemm *g);
+// As gemm, but returns cuBLASLt's error instead of ending the job; NULL on success. For tests.
+const char *gemm_attempt(Stream *stream, const Gemm *g);
+// Returns the GEMM of an FP8 product (fp8.cu).
+struct Fp8Product;
+Gemm fp8_gemm(const struct Fp8Product *a);
+// Oldest version of cuBLASLt with block scales.
+enum { FP8_BLOCKS_VERSION = 120900 };
 
 // The matrix products of a linear layer, with the same names as in the CPU backend.
 // For y = x w^T: c (m, n) = a b^T, with a (m, k) and b (n, k).

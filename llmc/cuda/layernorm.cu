@@ -124,6 +124,7 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Laye
     }
     float mean, rstd;
     row_statistics<W, V>(x, a, lane, shared, &mean, &rstd);
+    uint32_t largest = 0;
 #pragma unroll
     for (int v = 0; v < V; v++) {
         if (!here[v]) continue;
@@ -134,8 +135,11 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Laye
         if (a.beta) unpack(load_packed(a.beta + c), beta);
 #pragma unroll
         for (int e = 0; e < PACKED; e++) value[e] = (value[e] - mean) * rstd * gamma[e] + beta[e];
-        store_packed(a.y + row * a.C + c, pack(value));
+        Packed128 y = pack(value);
+        store_packed(a.y + row * a.C + c, y);
+        if (a.absmax) largest = packed_absolute(largest, y);
     }
+    if (a.absmax) block_absolute(a.absmax, largest);
     if (lane == 0 && row < N) {
         a.mean[row] = mean;
         a.rstd[row] = rstd;
@@ -211,10 +215,11 @@ struct BackwardTiles {
 };
 
 // Computes 8 elements of the branch's gradient from the stored gradient of the residual stream and
-// adds them to `sum`. DROPS: the branch has dropout.
-template <bool DROPS>
+// adds them to `sum`. DROPS: the branch has dropout. MAXIMUM: raises *largest.
+template <bool DROPS, bool MAXIMUM>
 static __device__ __forceinline__ void branch_gradient(const NormBackward &a, int64_t row, int c,
-                                                       Packed128 gradient, float sum[PACKED]) {
+                                                       Packed128 gradient, float sum[PACKED],
+                                                       uint32_t *largest) {
     float x[PACKED];
     unpack(gradient, x);
     if constexpr (DROPS) {
@@ -226,6 +231,7 @@ static __device__ __forceinline__ void branch_gradient(const NormBackward &a, in
         unpack(gradient, x);
     }
     if (a.dbranch) store_packed(a.dbranch + row * a.C + c, gradient);
+    if constexpr (MAXIMUM) *largest = packed_absolute(*largest, gradient);
 #pragma unroll
     for (int e = 0; e < PACKED; e++) sum[e] += x[e];
 }
@@ -235,11 +241,12 @@ struct ColumnSums {
 };
 // Computes 8 columns of a row: adds the gradient of x to dresidual, writes dbranch, and adds to the
 // parameter gradients.
-template <bool DROPS>
+template <bool DROPS, bool MAXIMUM>
 static __device__ __forceinline__ void column_gradient(const NormBackward &a, int64_t row, int c,
                                                        const uint4 *inputs, int64_t stride,
                                                        Packed128 gamma_packed, float mean, float rstd,
-                                                       float mean_g, float mean_g_xhat, ColumnSums *sums) {
+                                                       float mean_g, float mean_g_xhat, ColumnSums *sums,
+                                                       uint32_t *largest) {
     float dy[PACKED], x[PACKED], gamma[PACKED], total[PACKED];
     unpack(Packed128{inputs[0]}, dy);
     unpack(Packed128{inputs[stride]}, x);
@@ -254,7 +261,7 @@ static __device__ __forceinline__ void column_gradient(const NormBackward &a, in
     }
     Packed128 rounded = pack(total);
     store_packed(a.dresidual + row * a.C + c, rounded);
-    branch_gradient<DROPS>(a, row, c, rounded, sums->of[2]);
+    branch_gradient<DROPS, MAXIMUM>(a, row, c, rounded, sums->of[2], largest);
 }
 
 template <int BYTES> static __device__ __forceinline__ void copy_async(void *shared, const void *global) {
@@ -334,7 +341,7 @@ static __device__ __forceinline__ void store_partials(const NormBackward &a, con
 
 // Each block loops over many tiles and keeps the parameter gradients in registers until the end. V:
 // vectors of columns per thread.
-template <int THREADS, int V, bool DROPS>
+template <int THREADS, int V, bool DROPS, bool MAXIMUM>
 __global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1
                                            : DROPS       ? 2
                                                          : 3)
@@ -347,6 +354,7 @@ __global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1
     const int64_t count = (a.N + t.rows - 1) / t.rows;
     Packed128 gamma[V];
     ColumnSums sums[V] = {};
+    uint32_t largest = 0;
 #pragma unroll
     for (int v = 0; v < V; v++) {
         int at = v * t.threads + threadIdx.x - group * t.vectors;
@@ -373,16 +381,18 @@ __global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1
             for (int v = 0; v < V; v++) {
                 int at = v * t.threads + threadIdx.x - group * t.vectors;
                 if (at >= t.vectors) continue;
-                column_gradient<DROPS>(a, tile * t.rows + r, at * PACKED, here + r * t.vectors + at,
-                                       (int64_t)t.rows * t.vectors, gamma[v], statistics[stage][r],
-                                       statistics[stage][WARP + r], a.rms ? 0.0f : sum.x / (float)a.C,
-                                       sum.y / (float)a.C, &sums[v]);
+                column_gradient<DROPS, MAXIMUM>(a, tile * t.rows + r, at * PACKED, here + r * t.vectors + at,
+                                                (int64_t)t.rows * t.vectors, gamma[v], statistics[stage][r],
+                                                statistics[stage][WARP + r],
+                                                a.rms ? 0.0f : sum.x / (float)a.C, sum.y / (float)a.C,
+                                                &sums[v], &largest);
             }
         }
         if (t.stages == 1) __syncthreads();
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
     __syncthreads();  // store_partials overwrites the tiles
+    if constexpr (MAXIMUM) block_absolute(a.absmax, largest);
     store_partials<V>(a, t, sums, reinterpret_cast<float *>(tiles));
 }
 
@@ -428,13 +438,13 @@ static BackwardTiles backward_tiles(Stream *s, int C) {
     return t;
 }
 
-template <int THREADS, int V, bool DROPS>
+template <int THREADS, int V, bool DROPS, bool MAXIMUM>
 static void launch_backward(Stream *s, NormBackward a, BackwardTiles t) {
     size_t columns = t.groups > 1 ? PARAMETERS * (size_t)a.C * sizeof(float) : 0;
     size_t shared = (size_t)t.stages * t.stage_bytes;
     if (shared < columns) shared = columns;
     int resident = 0;
-    const auto kernel = norm_backward_kernel<THREADS, V, DROPS>;
+    const auto kernel = norm_backward_kernel<THREADS, V, DROPS, MAXIMUM>;
     allow_shared(s, kernel, shared, "shared memory for LayerNorm's backward");
     cuda_check(stream_site(s),
                cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, t.threads, shared),
@@ -453,14 +463,17 @@ static void launch_backward(Stream *s, NormBackward a, BackwardTiles t) {
 // at a time, and combines the sums of its warps in shared memory.
 enum { SUM_WARPS = 8, SLAB = WARP * PACKED, SUM_ROWS = 64 };
 
-template <bool DROPS> __global__ void __launch_bounds__(WARP *SUM_WARPS) sum_backward_kernel(NormBackward a) {
+template <bool DROPS, bool MAXIMUM>
+__global__ void __launch_bounds__(WARP *SUM_WARPS) sum_backward_kernel(NormBackward a) {
     __shared__ float columns[SUM_WARPS][SLAB];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, slab = blockIdx.y * SLAB;
     const int c = slab + lane * PACKED;
     float sum[PACKED] = {};
+    uint32_t largest = 0;
     for (int64_t row = (int64_t)blockIdx.x * SUM_WARPS + warp; row < a.N && c < a.C;
          row += (int64_t)gridDim.x * SUM_WARPS)
-        branch_gradient<DROPS>(a, row, c, load_packed(a.dresidual + row * a.C + c), sum);
+        branch_gradient<DROPS, MAXIMUM>(a, row, c, load_packed(a.dresidual + row * a.C + c), sum, &largest);
+    if constexpr (MAXIMUM) block_absolute(a.absmax, largest);
 #pragma unroll
     for (int e = 0; e < PACKED; e++) columns[warp][lane * PACKED + e] = sum[e];
     __syncthreads();
@@ -473,29 +486,30 @@ template <bool DROPS> __global__ void __launch_bounds__(WARP *SUM_WARPS) sum_bac
 }
 static_assert(SLAB == WARP * SUM_WARPS, "each thread adds one column");
 
-template <bool DROPS> static void launch_sum_backward(Stream *s, NormBackward a) {
+template <bool DROPS, bool MAXIMUM> static void launch_sum_backward(Stream *s, NormBackward a) {
     unsigned slabs = (unsigned)ceil_div64((int64_t)row_vectors(a.C) * PACKED, SLAB);
     int64_t wanted = ceil_div64(a.N, SUM_ROWS), most = (int64_t)stream_device(s)->multiprocessors * 8;
     int blocks = reserve_partials(s, &a, wanted < most ? wanted : most);
     dim3 grid((unsigned)blocks, slabs);
-    sum_backward_kernel<DROPS><<<grid, WARP * SUM_WARPS, 0, stream_handle(s)>>>(a);
+    sum_backward_kernel<DROPS, MAXIMUM><<<grid, WARP * SUM_WARPS, 0, stream_handle(s)>>>(a);
     check_launch(s, "backward of the residual sum");
     if (a.branch_sum) join_partials(s, a, blocks);
 }
 
 // --- backward: the choice ------------------------------------------------------------------------
 
-template <bool DROPS> static void choose_backward(Stream *s, const NormBackward &a) {
-    if (!a.gamma) return launch_sum_backward<DROPS>(s, a);
+template <bool DROPS, bool MAXIMUM> static void choose_backward(Stream *s, const NormBackward &a) {
+    if (!a.gamma) return launch_sum_backward<DROPS, MAXIMUM>(s, a);
     BackwardTiles t = backward_tiles(s, a.C);
-    if (t.threads <= 256) launch_backward<256, 1, DROPS>(s, a, t);
-    else if (t.vectors <= 1024) launch_backward<1024, 1, DROPS>(s, a, t);
-    else launch_backward<1024, 2, DROPS>(s, a, t);
+    if (t.threads <= 256) launch_backward<256, 1, DROPS, MAXIMUM>(s, a, t);
+    else if (t.vectors <= 1024) launch_backward<1024, 1, DROPS, MAXIMUM>(s, a, t);
+    else launch_backward<1024, 2, DROPS, MAXIMUM>(s, a, t);
 }
 
 void op_layernorm_backward(Stream *s, const LayerNorm *op) {
     NormBackward a = {*op, NULL, op->gamma ? PARAMETERS : 1, rows_held(op->rows, op->B, op->T)};
-    if (a.N == 0 || !(a.gamma || a.dbranch || a.branch_sum)) return;
-    if (a.dbranch && a.dropout.p > 0.0f) choose_backward<true>(s, a);
-    else choose_backward<false>(s, a);
+    if (a.N == 0 || !(a.gamma || a.dbranch || a.branch_sum || a.absmax)) return;
+    const bool drops = a.dbranch && a.dropout.p > 0.0f;
+    if (a.absmax) drops ? choose_backward<true, true>(s, a) : choose_backward<false, true>(s, a);
+    else drops ? choose_backward<true, false>(s, a) : choose_backward<false, false>(s, a);
 }

@@ -9,6 +9,7 @@
 //
 // The GELU epilogue uses the unrounded sum, whereas op_gelu_forward and the CPU backend use the
 // rounded `pre`. Recomputing a layer gives a bitwise identical result.
+#include <assert.h>
 #include <cublasLt.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,7 @@ typedef struct GemmPlan {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algorithm;
+    cublasStatus_t status;  // not CUBLAS_STATUS_SUCCESS: there is no algorithm
 } GemmPlan;
 
 // Hash table with open addressing, at most half full. The capacity is a power of two.
@@ -106,14 +108,18 @@ static uint32_t matrix_alignment(const Gemm *g) {
     return alignment_of((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->d | (uintptr_t)g->aux);
 }
 
+static bool is_fp8(const Gemm *g) { return g->a_type != GEMM_BF16; }
+
 int gemm_form(const Gemm *g) {
-    return g->transpose_a | g->transpose_b << 1 | g->fp32 << 2 | g->epilogue << 3 | g->accumulate << 5;
+    return g->transpose_a | g->transpose_b << 1 | g->fp32 << 2 | g->epilogue << 3 | g->accumulate << 5 |
+           g->a_type << 6 | g->b_type << 8 | g->fast << 10 | g->a_scales << 11 | g->b_scales << 13;
 }
 
 static GemmKey gemm_key(const Gemm *g, int answer) {
     int64_t form = gemm_form(g);
-    form |= (int64_t)matrix_alignment(g) << 8 | (int64_t)alignment_of((uintptr_t)g->bias) << 20 |
-            (int64_t)(answer + 1) << 40;
+    form |= (int64_t)matrix_alignment(g) << 16 | (int64_t)alignment_of((uintptr_t)g->bias) << 28 |
+            (int64_t)alignment_of((uintptr_t)g->a_scale | (uintptr_t)g->b_scale) << 40 |
+            (int64_t)(answer + 1) << 52;
     GemmKey key = {g->m, g->n, g->k, form};
     return key;
 }
@@ -148,6 +154,27 @@ static void set_pointers(const Site *site, cublasLtMatmulDesc_t operation, const
     if (g->epilogue == GEMM_BIAS_GELU || g->epilogue == GEMM_DGELU) {
         set_attribute(site, operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux);
     }
+    if (is_fp8(g)) {  // cuBLASLt's A is b: see describe_operation
+        const void *left = g->b_scale, *right = g->a_scale;
+        set_attribute(site, operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &left, sizeof left);
+        set_attribute(site, operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &right, sizeof right);
+    }
+}
+
+// Attributes and values of cuBLASLt 12.9, which older headers lack.
+enum { A_SCALE_MODE = 31, B_SCALE_MODE = 32, VEC128_32F = 4, BLK128X128_32F = 5 };
+
+static void describe_fp8(const Site *site, cublasLtMatmulDesc_t operation, const Gemm *g) {
+    if (g->a_scales != GEMM_SCALE_WHOLE) {
+        int32_t right = g->a_scales == GEMM_SCALE_ROWS ? VEC128_32F : BLK128X128_32F,
+                left = g->b_scales == GEMM_SCALE_ROWS ? VEC128_32F : BLK128X128_32F;
+        set_attribute(site, operation, (cublasLtMatmulDescAttributes_t)A_SCALE_MODE, &left, sizeof left);
+        set_attribute(site, operation, (cublasLtMatmulDescAttributes_t)B_SCALE_MODE, &right, sizeof right);
+    }
+    int8_t fast = g->fast;
+    set_attribute(site, operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
+    int32_t bias = CUDA_R_16BF;
+    if (g->bias) set_attribute(site, operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias);
 }
 
 // cuBLASLt is column-major and sees a row-major matrix as its transpose. So the operation is d^T =
@@ -167,22 +194,27 @@ static void describe_operation(const Site *site, GemmPlan *plan, const Gemm *g) 
         int64_t row = g->n;
         set_attribute(site, plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &row, sizeof row);
     }
+    if (is_fp8(g)) describe_fp8(site, plan->operation, g);
     set_pointers(site, plan->operation, g);
 }
 
 // Describes a packed matrix. rows, columns: of the column-major matrix that cuBLASLt sees.
-static void describe_matrix(const Site *site, cublasLtMatrixLayout_t *layout, bool fp32, int64_t rows,
-                            int64_t columns) {
-    cudaDataType_t type = fp32 ? CUDA_R_32F : CUDA_R_16BF;
+static void describe_matrix(const Site *site, cublasLtMatrixLayout_t *layout, cudaDataType_t type,
+                            int64_t rows, int64_t columns) {
     cublasStatus_t made = cublasLtMatrixLayoutCreate(layout, type, (uint64_t)rows, (uint64_t)columns, rows);
     blas_check(site, made, "describing a matrix");
 }
 
-// Returns constraints on algorithms. Reductions must be in fp32, so that a product is rounded once.
-static cublasLtMatmulPreference_t make_wish(const Site *site, const Gemm *g) {
+static cudaDataType_t operand_type(GemmType type) {
+    const cudaDataType_t types[] = {CUDA_R_16BF, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
+    return types[type];
+}
+
+// Returns constraints on algorithms. reductions: allowed cublasLtReductionScheme_t. They must be in
+// fp32, so that a product is rounded once.
+static cublasLtMatmulPreference_t make_wish(const Site *site, const Gemm *g, uint32_t reductions) {
     size_t workspace = GEMM_WORKSPACE_BYTES;
     uint32_t alignment = matrix_alignment(g) < 16 ? matrix_alignment(g) : 16;
-    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const struct {
         cublasLtMatmulPreferenceAttributes_t attribute;
         const void *value;
@@ -205,25 +237,50 @@ static cublasLtMatmulPreference_t make_wish(const Site *site, const Gemm *g) {
     return wish;
 }
 
+// Asks the heuristic for `wanted` algorithms. Returns the number found.
+static int ask_heuristic(const Site *site, cublasLtHandle_t handle, GemmPlan *plan, const Gemm *g,
+                         uint32_t reductions, int wanted, cublasLtMatmulHeuristicResult_t *found) {
+    cublasLtMatmulPreference_t wish = make_wish(site, g, reductions);
+    int count = 0;
+    plan->status = cublasLtMatmulAlgoGetHeuristic(handle, plan->operation, plan->a, plan->b, plan->d, plan->d,
+                                                  wish, wanted, found, &count);
+    cublasLtMatmulPreferenceDestroy(wish);
+    if (plan->status == CUBLAS_STATUS_SUCCESS && count == 0) plan->status = CUBLAS_STATUS_NOT_SUPPORTED;
+    return plan->status == CUBLAS_STATUS_SUCCESS ? count : 0;
+}
+
+// Drops algorithms that cuBLASLt's own check rejects: for FP8 the heuristic also returns some that
+// do not support the product. Returns the number kept.
+static int keep_supported(cublasLtHandle_t handle, GemmPlan *plan, int count,
+                          cublasLtMatmulHeuristicResult_t *found) {
+    int kept = 0;
+    for (int i = 0; i < count; i++) {
+        cublasLtMatmulHeuristicResult_t result;
+        plan->status = cublasLtMatmulAlgoCheck(handle, plan->operation, plan->a, plan->b, plan->d, plan->d,
+                                               &found[i].algo, &result);
+        bool fits = plan->status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= GEMM_WORKSPACE_BYTES;
+        if (fits) found[kept++] = found[i];
+    }
+    if (kept > 0) plan->status = CUBLAS_STATUS_SUCCESS;
+    else if (plan->status == CUBLAS_STATUS_SUCCESS) plan->status = CUBLAS_STATUS_NOT_SUPPORTED;
+    return kept;
+}
+
 // Sets the plan's algorithm to result `answer` of the heuristic. If there are fewer results, uses
 // the last one and returns false. The choice depends only on shape, GPU and library, never on
-// timing.
+// timing. If there is no algorithm, plan->status says why.
 static bool choose_algorithm(const Site *site, cublasLtHandle_t handle, GemmPlan *plan, const Gemm *g,
                              int answer) {
-    cublasLtMatmulPreference_t wish = make_wish(site, g);
+    enum { FP8_LEAST = 8 };
     cublasLtMatmulHeuristicResult_t found[GEMM_ANSWERS];
+    int wanted = is_fp8(g) && answer < FP8_LEAST ? FP8_LEAST : answer + 1;
+    const uint32_t reductions[] = {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_MASK};
     int count = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, plan->operation, plan->a, plan->b, plan->d,
-                                                           plan->d, wish, answer + 1, found, &count);
-    cublasLtMatmulPreferenceDestroy(wish);
-    if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
-        fatal(site, EXIT_ENVIRONMENT,
-              "cuBLASLt has no algorithm for a (%lld, %lld) x (%lld, %lld) matrix product (%s); use layer "
-              "sizes that are multiples of 8, or another version of cuBLAS",
-              (long long)g->m, (long long)g->k, (long long)g->k, (long long)g->n,
-              cublasLtGetStatusString(status));
+    for (int i = 0; i < (is_fp8(g) ? 2 : 1) && count == 0; i++) {
+        count = ask_heuristic(site, handle, plan, g, reductions[i], wanted, found);
+        if (is_fp8(g) && count > 0) count = keep_supported(handle, plan, count, found);
     }
-    plan->algorithm = found[answer < count ? answer : count - 1].algo;
+    if (count > 0) plan->algorithm = found[answer < count ? answer : count - 1].algo;
     return answer < count;
 }
 
@@ -241,11 +298,11 @@ static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm 
     plan->key = key;
     state->used++;
     describe_operation(device->site, plan, g);
-    describe_matrix(device->site, &plan->a, false, g->transpose_b ? g->k : g->n,
+    describe_matrix(device->site, &plan->a, operand_type(g->b_type), g->transpose_b ? g->k : g->n,
                     g->transpose_b ? g->n : g->k);
-    describe_matrix(device->site, &plan->b, false, g->transpose_a ? g->m : g->k,
+    describe_matrix(device->site, &plan->b, operand_type(g->a_type), g->transpose_a ? g->m : g->k,
                     g->transpose_a ? g->k : g->m);
-    describe_matrix(device->site, &plan->d, g->fp32, g->n, g->m);
+    describe_matrix(device->site, &plan->d, g->fp32 ? CUDA_R_32F : CUDA_R_16BF, g->n, g->m);
     bool found = choose_algorithm(device->site, state->handle, plan, g,
                                   answer < 0 ? table_answer(device, g) : answer);
     if (exists) *exists = found;
@@ -254,21 +311,37 @@ static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm 
 
 // --- matrix products -----------------------------------------------------------------------------
 
-bool gemm_by_answer(Stream *stream, const Gemm *g, int answer) {
+static cublasStatus_t run_plan(Stream *stream, const Gemm *g, const GemmPlan *plan) {
     Device *device = stream_device(stream);
-    LinearState *state = linear_state(device);
-    bool exists = true;
-    const GemmPlan *plan = find_plan(device, state, g, answer, &exists);
+    if (plan->status != CUBLAS_STATUS_SUCCESS) return plan->status;
     // Calls may overwrite the plan's pointers, because cuBLASLt reads them before it returns, and
     // only one host thread uses a device.
     set_pointers(device->site, plan->operation, g);
     float one = 1.0f, beta = g->accumulate ? 1.0f : 0.0f;
-    blas_check(device->site,
-               cublasLtMatmul(state->handle, plan->operation, &one, g->b, plan->a, g->a, plan->b, &beta, g->d,
-                              plan->d, g->d, plan->d, &plan->algorithm, g->workspace, GEMM_WORKSPACE_BYTES,
-                              stream_handle(stream)),
-               "a product");
+    return cublasLtMatmul(linear_state(device)->handle, plan->operation, &one, g->b, plan->a, g->a, plan->b,
+                          &beta, g->d, plan->d, g->d, plan->d, &plan->algorithm, g->workspace,
+                          GEMM_WORKSPACE_BYTES, stream_handle(stream));
+}
+
+bool gemm_by_answer(Stream *stream, const Gemm *g, int answer) {
+    Device *device = stream_device(stream);
+    bool exists = true;
+    const GemmPlan *plan = find_plan(device, linear_state(device), g, answer, &exists);
+    if (plan->status != CUBLAS_STATUS_SUCCESS) {
+        fatal(device->site, EXIT_ENVIRONMENT,
+              "cuBLASLt has no algorithm for a (%lld, %lld) x (%lld, %lld) matrix product (%s); use layer "
+              "sizes that are multiples of %d, or another version of cuBLAS",
+              (long long)g->m, (long long)g->k, (long long)g->k, (long long)g->n,
+              cublasLtGetStatusString(plan->status), is_fp8(g) ? 16 : 8);
+    }
+    blas_check(device->site, run_plan(stream, g, plan), "a product");
     return exists;
+}
+
+const char *gemm_attempt(Stream *stream, const Gemm *g) {
+    Device *device = stream_device(stream);
+    cublasStatus_t status = run_plan(stream, g, find_plan(device, linear_state(device), g, -1, NULL));
+    return status == CUBLAS_STATUS_SUCCESS ? NULL : cublasLtGetStatusString(status);
 }
 
 void gemm(Stream *stream, const Gemm *g) {
@@ -313,9 +386,10 @@ enum { SUM_WARPS = 8, SUM_COLUMNS = WARP * PACKED, SUM_ROWS = 256, SUM_BATCH = 4
 enum { JOIN_COLUMNS = 32, JOIN_SLICES = 8 };
 
 // partial (ceil(N / SUM_ROWS), OC) out; dy (N, OC) in, with DGELU also out; pre (N, OC) with DGELU.
-template <bool DGELU>
+// MAXIMUM: raises *absmax to the absolute maximum of the resulting dy.
+template <bool DGELU, bool MAXIMUM>
 static __global__ void __launch_bounds__(SUM_WARPS *WARP)
-    column_sum_kernel(float *partial, floatX *dy, const floatX *pre, int64_t N, int OC) {
+    column_sum_kernel(float *partial, floatX *dy, const floatX *pre, int64_t N, int OC, uint32_t *absmax) {
     __shared__ __align__(16) float sums[SUM_WARPS][SUM_COLUMNS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int slabs = (OC + SUM_COLUMNS - 1) / SUM_COLUMNS, slab = (int)(blockIdx.x % (unsigned)slabs);
@@ -323,6 +397,7 @@ static __global__ void __launch_bounds__(SUM_WARPS *WARP)
     int column = slab * SUM_COLUMNS + lane * PACKED;
     int64_t first = part * SUM_ROWS, end = first + SUM_ROWS < N ? first + SUM_ROWS : N;
     float sum[PACKED] = {};
+    uint32_t largest = 0;
     for (int64_t row = first + warp; column < OC && row < end; row += SUM_BATCH * SUM_WARPS) {
         Packed128 dy_row[SUM_BATCH], pre_row[SUM_BATCH];
 #pragma unroll
@@ -345,11 +420,15 @@ static __global__ void __launch_bounds__(SUM_WARPS *WARP)
                 Packed128 rounded = pack(x);
                 store_packed(dy + (row + i * SUM_WARPS) * OC + column, rounded);
                 unpack(rounded, x);
+                if (MAXIMUM) largest = packed_absolute(largest, rounded);
+            } else if (MAXIMUM) {
+                largest = packed_absolute(largest, dy_row[i]);
             }
 #pragma unroll
             for (int e = 0; e < PACKED; e++) sum[e] += x[e];
         }
     }
+    if (MAXIMUM) block_absolute(absmax, largest);
     store_floats(&sums[warp][lane * PACKED], sum);
     __syncthreads();
     column = slab * SUM_COLUMNS + threadIdx.x;  // one column per thread
@@ -386,16 +465,24 @@ static void join_columns(Stream *s, float *dbias, const float *partial, int part
     check_launch(s, "column_join");
 }
 
-// Adds the column sums of dy to dbias. If pre is not NULL, first multiplies dy by GELU'(pre). dbias
-// NULL: only multiplies.
-static void bias_backward(Stream *s, float *dbias, floatX *dy, const floatX *pre, int64_t N, int OC,
-                          float *partial) {
-    int64_t parts = ceil_div64(N, SUM_ROWS);
-    unsigned blocks = (unsigned)(parts * ceil_div64(OC, SUM_COLUMNS));
-    cudaStream_t stream = stream_handle(s);
-    if (pre) column_sum_kernel<true><<<blocks, SUM_WARPS * WARP, 0, stream>>>(partial, dy, pre, N, OC);
-    else column_sum_kernel<false><<<blocks, SUM_WARPS * WARP, 0, stream>>>(partial, dy, NULL, N, OC);
+template <bool DGELU, bool MAXIMUM>
+static void sum_columns(Stream *s, float *partial, floatX *dy, const floatX *pre, int64_t N, int OC,
+                        uint32_t *absmax) {
+    unsigned blocks = (unsigned)(ceil_div64(N, SUM_ROWS) * ceil_div64(OC, SUM_COLUMNS));
+    column_sum_kernel<DGELU, MAXIMUM>
+        <<<blocks, SUM_WARPS * WARP, 0, stream_handle(s)>>>(partial, dy, pre, N, OC, absmax);
     check_launch(s, "column_sum");
+}
+
+// Adds the column sums of dy to dbias. If pre is not NULL, first multiplies dy by GELU'(pre). dbias
+// NULL: only multiplies. absmax may be NULL.
+static void bias_backward(Stream *s, float *dbias, floatX *dy, const floatX *pre, int64_t N, int OC,
+                          float *partial, uint32_t *absmax) {
+    const auto kernel = pre      ? absmax ? sum_columns<true, true> : sum_columns<true, false>
+                             : absmax ? sum_columns<false, true>
+                                 : sum_columns<false, false>;
+    kernel(s, partial, dy, pre, N, OC, absmax);
+    int64_t parts = ceil_div64(N, SUM_ROWS);
     if (dbias) join_columns(s, dbias, partial, (int)parts, OC);
 }
 
@@ -461,7 +548,8 @@ static void dx_through_gelu(Stream *s, const Linear *a) {
     if (!fused) g.epilogue = GEMM_PLAIN, g.aux = NULL;
     gemm(s, &g);
     if (fused && !a->dpre_bias) return;
-    bias_backward(s, a->dpre_bias, a->dx, fused ? NULL : a->x_pre, a->N, a->C, partial_sums(a->workspace));
+    bias_backward(s, a->dpre_bias, a->dx, fused ? NULL : a->x_pre, a->N, a->C, partial_sums(a->workspace),
+                  NULL);
 }
 
 void op_linear_backward(Stream *s, const Linear *a) {
@@ -473,8 +561,15 @@ void op_linear_backward(Stream *s, const Linear *a) {
 }
 
 void op_bias_gradient(Stream *s, float *dbias, const floatX *dy, const float *sum, int64_t N, int OC,
-                      void *workspace) {
+                      void *workspace, uint32_t *absmax) {
+    assert(!(sum && absmax));
     if (N == 0) return;
     if (sum) join_columns(s, dbias, sum, 1, OC);
-    else bias_backward(s, dbias, (floatX *)dy, NULL, N, OC, partial_sums(workspace));  // does not write dy
+    // Does not write dy.
+    else bias_backward(s, dbias, (floatX *)dy, NULL, N, OC, partial_sums(workspace), absmax);
+}
+
+void op_gelu_backward(Stream *s, floatX *dx, const floatX *pre, float *dbias, int64_t N, int C,
+                      void *workspace, uint32_t *absmax) {
+    if (N > 0) bias_backward(s, dbias, dx, pre, N, C, partial_sums(workspace), absmax);
 }

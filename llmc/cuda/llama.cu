@@ -9,10 +9,6 @@ static unsigned blocks_for(int64_t threads) { return (unsigned)ceil_div64(thread
 
 // --- SwiGLU --------------------------------------------------------------------------------------
 
-static __device__ __forceinline__ float logistic(float x) {
-    return fast_reciprocal(1.0f + fast_exp2(-LOG2_E * x));
-}
-
 // Offsets of a thread's 8 columns in y and dy, and of their gate in pre. `up` is F columns after
 // the gate.
 struct GatePlace {
@@ -31,14 +27,12 @@ static __global__ void __launch_bounds__(THREADS) swiglu_forward_kernel(Swiglu a
     unpack(load_packed_streaming(a.pre + at.gate), gate);
     unpack(load_packed_streaming(a.pre + at.gate + a.F), up);
 #pragma unroll
-    for (int e = 0; e < PACKED; e++) gate[e] = gate[e] * logistic(gate[e]) * up[e];
+    for (int e = 0; e < PACKED; e++) gate[e] = swiglu(gate[e], up[e]);
     store_packed(a.y + at.out, pack(gate));
 }
 
-static __global__ void __launch_bounds__(THREADS) swiglu_backward_kernel(Swiglu a, int64_t vectors) {
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= vectors) return;
-    const GatePlace at = gate_place(a, i);
+// Computes a thread's 16 gradients. Returns the largest absolute value.
+static __device__ __forceinline__ uint32_t swiglu_gradient(const Swiglu &a, GatePlace at) {
     float gate[PACKED], up[PACKED], dy[PACKED];
     unpack(load_packed_streaming(a.pre + at.gate), gate);
     unpack(load_packed_streaming(a.pre + at.gate + a.F), up);
@@ -49,8 +43,16 @@ static __global__ void __launch_bounds__(THREADS) swiglu_backward_kernel(Swiglu 
         gate[e] = dy[e] * up[e] * (share * (1.0f + g * (1.0f - share)));
         up[e] = dy[e] * (g * share);
     }
-    store_packed(a.dpre + at.gate, pack(gate));
-    store_packed(a.dpre + at.gate + a.F, pack(up));
+    Packed128 dgate = pack(gate), dup = pack(up);
+    store_packed(a.dpre + at.gate, dgate);
+    store_packed(a.dpre + at.gate + a.F, dup);
+    return packed_absolute(packed_absolute(0, dgate), dup);
+}
+
+static __global__ void __launch_bounds__(THREADS) swiglu_backward_kernel(Swiglu a, int64_t vectors) {
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    const uint32_t largest = i < vectors ? swiglu_gradient(a, gate_place(a, i)) : 0;
+    if (a.absmax) block_absolute(a.absmax, largest);
 }
 
 static int64_t swiglu_vectors(const Swiglu *a) {
@@ -88,14 +90,25 @@ struct RopeWork : Rope {
     int64_t threads;
 };
 
-template <int W> static __device__ __forceinline__ void copy_columns(floatX *to, const floatX *from) {
-    if constexpr (W == PACKED) store_packed(to, load_packed(from));
-    else *to = *from;
+// Stores W values, if they are at a new place. Returns the larger of `largest` and their absolute
+// values.
+template <int W>
+static __device__ __forceinline__ uint32_t copy_columns(floatX *to, const floatX *from, uint32_t largest) {
+    if constexpr (W == PACKED) {
+        const Packed128 values = load_packed(from);
+        if (to != from) store_packed(to, values);
+        return packed_absolute(largest, values);
+    } else {
+        const floatX value = *from;
+        if (to != from) *to = value;
+        return max(largest, (uint32_t)(value & 0x7FFF) << 16);
+    }
 }
 
+// Returns the largest absolute value of the results.
 template <int W>
-static __device__ __forceinline__ void turn_columns(floatX *to, const floatX *from, const float *table,
-                                                    int half, float direction) {
+static __device__ __forceinline__ uint32_t turn_columns(floatX *to, const floatX *from, const float *table,
+                                                        int half, float direction) {
     if constexpr (W == PACKED) {
         float front[PACKED], rear[PACKED], cosine[PACKED], sine[PACKED];
         unpack(load_packed(from), front);
@@ -104,21 +117,21 @@ static __device__ __forceinline__ void turn_columns(floatX *to, const floatX *fr
         load_floats(table + half, sine);
 #pragma unroll
         for (int e = 0; e < PACKED; e++) turn(&front[e], &rear[e], cosine[e], sine[e] * direction);
-        store_packed(to, pack(front));
-        store_packed(to + half, pack(rear));
+        const Packed128 first = pack(front), second = pack(rear);
+        store_packed(to, first);
+        store_packed(to + half, second);
+        return packed_absolute(packed_absolute(0, first), second);
     } else {
         float front = floatX_to_float(from[0]), rear = floatX_to_float(from[half]);
         turn(&front, &rear, table[0], table[half] * direction);
         to[0] = floatX_from_float(front);
         to[half] = floatX_from_float(rear);
+        return max((uint32_t)(to[0] & 0x7FFF), (uint32_t)(to[half] & 0x7FFF)) << 16;
     }
 }
 
-// Each thread rotates W pairs of a vector: 8, or 1 if columns / 2 is not a multiple of 8. If
-// by_kind is set, threads also copy the columns and vectors that are not rotated.
-template <int W> static __global__ void __launch_bounds__(THREADS) rope_kernel(RopeWork a) {
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= a.threads) return;
+// Processes the columns of thread i. Returns the largest absolute value of the results.
+template <int W> static __device__ __forceinline__ uint32_t rope_columns(const RopeWork &a, int64_t i) {
     const int half = a.columns / 2, per_vector = a.pairs + a.rest, part = (int)(i % per_vector);
     const int64_t vector = i / per_vector, group = vector / a.vectors, token = group / a.groups;
     const int head = (int)(vector % a.vectors);
@@ -135,18 +148,26 @@ template <int W> static __global__ void __launch_bounds__(THREADS) rope_kernel(R
     }
     if (pair && head < a.turned) {
         const float *table = a.table + token % a.T * a.columns + column;
-        turn_columns<W>(to, from, table, half, a.back ? -1.0f : 1.0f);
-    } else {
-        copy_columns<W>(to, from);
-        if (pair) copy_columns<W>(to + half, from + half);
+        return turn_columns<W>(to, from, table, half, a.back ? -1.0f : 1.0f);
     }
+    const uint32_t largest = copy_columns<W>(to, from, 0);
+    return pair ? copy_columns<W>(to + half, from + half, largest) : largest;
+}
+
+// Each thread rotates W pairs of a vector: 8, or 1 if columns / 2 is not a multiple of 8. If
+// by_kind or absmax is set, threads also process the columns and vectors that are not rotated.
+template <int W> static __global__ void __launch_bounds__(THREADS) rope_kernel(RopeWork a) {
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    const uint32_t largest = i < a.threads ? rope_columns<W>(a, i) : 0;
+    if (a.absmax) block_absolute(a.absmax, largest);
 }
 
 void op_rope(Stream *s, const Rope *a) {
     const bool packed = a->columns / 2 % PACKED == 0 && a->HD % PACKED == 0;
     const int W = packed ? PACKED : 1;
-    RopeWork work = {*a, a->by_kind ? a->heads : a->turned, a->columns / 2 / W,
-                     a->by_kind ? (a->HD - a->columns) / W : 0, 0};
+    const bool all = a->by_kind || a->absmax;
+    RopeWork work = {*a, all ? a->heads : a->turned, a->columns / 2 / W, all ? (a->HD - a->columns) / W : 0,
+                     0};
     work.threads = (int64_t)a->B * a->T * a->groups * work.vectors * (work.pairs + work.rest);
     if (work.threads == 0) return;
     cudaStream_t stream = stream_handle(s);

@@ -175,6 +175,7 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->tp.group = &mesh->tp;
     gpt->tp.sequence = config->sequence_parallel && ranks > 1;
     gpt->tp.C = gpt->C;
+    fp8_describe(gpt, config);
     place_tensors(gpt);
     describe_whole(gpt, config);
     keep_own(gpt);
@@ -202,6 +203,7 @@ void gpt_free(GPT *gpt) {
     }
     free(gpt->slot);
     free(gpt->input);
+    free(gpt->fp8.weight);
     free(gpt->tensor);
     free(gpt->whole);
     memset(gpt, 0, sizeof *gpt);

@@ -5,6 +5,8 @@
 //   gpt_memory.c       buffers in the memory plan
 //   gpt_init.c         startup, initial weights, batch upload
 //   transformer.c      forward and backward of the layers, LM head and loss
+//   fp8_linear.c       linear layers in FP8
+//   fp8_scaling.c      scales and histories of delayed scaling
 //   tensor_parallel.c  reductions and gathers of tensor and sequence parallelism
 //   micro_batches.c    the passes of a step in pipeline order
 //   tied_embedding.c   gradient of tied embeddings across pipeline stages
@@ -28,8 +30,9 @@
 #include "llmc/data/loader.h"
 #include "llmc/log/timers.h"
 #include "llmc/model/pipeline_schedule.h"
-#include "llmc/ops.h"
+#include "llmc/ops_fp8.h"
 #include "llmc/ranks/peers.h"
+#include "llmc/state/fp8_state.h"
 #include "llmc/state/zero.h"
 LLMC_BEGIN
 
@@ -74,6 +77,9 @@ void tp_reduce_wait(const TensorParallel *tp);
 // parallelism returns `own` and sends nothing.
 const floatX *tp_gather(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N);
 const floatX *tp_gather_begin(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N);
+// All-gathers `bytes` bytes of every rank into `whole`, in rank order. Only with sequence
+// parallelism.
+void tp_gather_bytes_begin(const TensorParallel *tp, const void *own, void *whole, size_t bytes);
 void tp_gather_wait(const TensorParallel *tp);
 // In-place all-gather of `bytes` bytes per rank. Each rank has filled its slot of the buffer, at
 // offset rank * bytes.
@@ -81,6 +87,47 @@ void tp_exchange(const TensorParallel *tp, void *buffer, size_t bytes);
 // All-reduces sums (n) in rank order, so that the result is bitwise identical on all ranks.
 // scratch: `bytes` bytes of device memory, at least 4 per rank.
 void tp_sum(const TensorParallel *tp, float *sums, int64_t n, void *scratch, size_t bytes);
+
+// --- state of FP8 linear layers (functions below) ------------------------------------------------
+
+// A layer's linears. Each has three operands that are quantized with scales of their own.
+typedef enum LayerLinear { LINEAR_QKV, LINEAR_PROJ, LINEAR_FC1, LINEAR_FC2, LAYER_LINEARS } LayerLinear;
+typedef enum Fp8Operand { FP8_INPUT, FP8_WEIGHT, FP8_GRADIENT, FP8_OPERANDS } Fp8Operand;
+
+// A quantized matrix in device memory.
+typedef struct Fp8Codes {
+    uint8_t *codes;
+    float *block_scales;  // blockwise recipe only
+} Fp8Codes;
+
+// Quantized weights of a linear: w (OC, C) for y, and transposed (C, OC) for dx.
+typedef struct Fp8Weight {
+    Fp8Codes w, transposed;
+} Fp8Weight;
+
+typedef struct Fp8 {
+    bool on;
+    int recipe;      // enum Fp8Recipe
+    int first, end;  // the whole model's layers first .. end - 1 run in FP8
+    Fp8Type type[FP8_OPERANDS];
+    Fp8Blocks blocks[FP8_OPERANDS];
+    // Scales of all layers of the model, of which this rank uses its own: fp8_scale_index
+    int scales;
+    Fp8Scale *scale;  // (scales)
+    // Delayed recipe only:
+    Fp8Scale *all;    // (ranks, scales) the scales of all ranks of mesh_status_group
+    float *history;   // (scales, history_length) largest absolute values of past steps, oldest first
+    uint8_t *format;  // (scales) Fp8Type
+    int history_length, margin;
+    bool most_recent;   // scales follow the newest entry of the history, else the largest
+    Fp8Weight *weight;  // (L, LAYER_LINEARS); (1, LAYER_LINEARS) if the weights are sharded
+    bool weight_shared;
+    // Scratch: operands of the current linear.
+    Fp8Codes input;                 // (N, C)
+    Fp8Codes input_t;               // (C, N) only if fp8_gathers
+    uint32_t *maxima;               // (TP ranks) only if fp8_gathers
+    Fp8Codes gradient, gradient_t;  // (N, OC), (OC, N)
+} Fp8;
 
 // --- the model -----------------------------------------------------------------------------------
 
@@ -108,7 +155,7 @@ enum LayerTensor {
 
 // Activations that a LayerNorm saves for backward.
 typedef struct NormActs {
-    floatX *y;           // (R, C)
+    floatX *y;           // (R, C); NULL in FP8 layers, which use GPT.norm_output
     float *mean, *rstd;  // (R)
 } NormActs;
 
@@ -121,7 +168,10 @@ typedef struct LayerActs {
     floatX *att;          // (B, T, A)
     floatX *residual2;    // (R, C) after attention
     floatX *pre;          // (B, T, FC1) before GELU or SwiGLU
-    floatX *act;          // (B, T, F) after GELU or SwiGLU
+    floatX *act;          // (B, T, F) after GELU or SwiGLU; NULL in FP8 layers
+    // FP8 layers keep the inputs of their linears only as codes, for the weight gradients.
+    Fp8Codes input[LAYER_LINEARS];  // (C, B * T) transposed input; (R, C) of QKV and FC1 if fp8_gathers
+    Fp8Scale *input_scale;          // (LAYER_LINEARS) tensorwise recipe only
 } LayerActs;
 
 // A pipeline stage: `chunks` chunks of consecutive layers.
@@ -144,6 +194,7 @@ typedef struct Pass {
     int64_t first_sample;               // global index of the first sequence; seeds dropout
     bool has_doc_start, has_loss_mask;  // whether the batch has document starts and a loss mask
     bool training;                      // dropout is on
+    bool bf16;                          // linears of FP8 layers run in bf16, for sampling
     bool backward;                      // the LM head also computes its gradients
     bool first, last;    // first or last micro-batch of the step. If gradients accumulate over a step
                          // (zero_grads_accumulate), the first micro-batch overwrites the gradients
@@ -203,14 +254,16 @@ typedef struct GPT {
     Timers *timers;
     // Device memory, reserved in the memory plan:
     int slots;
-    MicroBatch *slot;                   // (slots)
-    int inputs;                         // slots + 1 if the stage receives hidden states, else 0
-    floatX **input;                     // (inputs) of (R, C): hidden states received from the previous stage
-    NormActs lnf;                       // final norm
-    float *losses;                      // (B, T)
-    HeadStatistics *statistics;         // (TP ranks, rows of an LM head chunk) only with tensor parallelism
-    bool has_tasks;                     // --eval-tasks
-    HeadScore *scores;                  // (TP ranks, rows of an LM head chunk) only with --eval-tasks
+    MicroBatch *slot;            // (slots)
+    int inputs;                  // slots + 1 if the stage receives hidden states, else 0
+    floatX **input;              // (inputs) of (R, C): hidden states received from the previous stage
+    NormActs lnf;                // final norm
+    float *losses;               // (B, T)
+    HeadStatistics *statistics;  // (TP ranks, rows of an LM head chunk) only with tensor parallelism
+    bool has_tasks;              // --eval-tasks
+    HeadScore *scores;           // (TP ranks, rows of an LM head chunk) only with --eval-tasks
+    Fp8 fp8;
+    floatX *norm_output;                // (R, C) output of the norms of FP8 layers
     floatX *branch;                     // (B, T, C) output of attention or MLP, added to the residual stream
     floatX *gathered;                   // (B, T, C) all-gathered rows; only with sequence parallelism
     floatX *dresidual[GRADIENT_SLOTS];  // (R, C) gradient of the residual stream; only [0] is used
@@ -302,8 +355,84 @@ void gpt_head(GPT *gpt, const Pass *pass);
 // chunk, from the output's gradient in dresidual. Leaves the input's gradient in dresidual.
 void gpt_backward(GPT *gpt, const Pass *pass);
 // Sums the gradients of tied embeddings over the first and last stage and hands the embedding
-// gradients to ZeRO. Call after the step's last backward pass. Collective over mesh->embedding.
+// gradients to ZeRO, and updates delayed FP8 scales. Call after the step's last backward pass.
+// Collective over mesh->embedding, and with delayed scales over mesh_status_group.
 void gpt_end_backward(GPT *gpt);
+
+// --- fp8_linear.c: linear layers in FP8 ----------------------------------------------------------
+//
+// FP8 layers run the three GEMMs of their four linears in FP8 (Megatron-LM's --fp8-format). An
+// operand is quantized by one function and used by the next GEMMs:
+//
+//   fp8_quantize_input      x: codes for y = x w^T, transposed codes for dw. Also saves the latter.
+//   fp8_linear_forward      y; quantizes the weights first, once per step
+//   fp8_quantize_gradient   dy: codes for dx = dy w, transposed codes for dw = dy^T x
+//   fp8_linear_backward     dx and dw
+//
+// Model weights stay bf16. All ranks with the same weights compute the same codes, so that nothing
+// else of the run depends on FP8.
+
+// Sets gpt->fp8 from the config.
+void fp8_describe(GPT *gpt, const Config *config);
+// Returns true if the linears of this rank's layer l run in FP8 in this pass.
+bool fp8_layer(const GPT *gpt, const Pass *pass, int l);
+// Returns true if layer l is an FP8 layer, for the memory plan.
+bool fp8_planned(const GPT *gpt, int l);
+// Reserve what FP8 needs in the memory plan: of a layer's activations, and of the whole rank.
+void fp8_reserve_layer(const GPT *gpt, LayerActs *acts, MemoryPlan *plan);
+void fp8_reserve(GPT *gpt, MemoryPlan *plan);
+// Returns where the op that computes an operand accumulates its absolute maximum (tensorwise
+// recipe), which saves a pass over the operand. NULL: not needed.
+uint32_t *fp8_absmax(const GPT *gpt, const Pass *pass, int l, LayerLinear which, Fp8Operand operand);
+// Quantizes the input of a linear: x (N, C), or a function of it. No-op in bf16 layers.
+void fp8_quantize_input(const GPT *gpt, const Pass *pass, int l, LayerLinear which, const Linear *a,
+                        const floatX *x, Fp8Source source);
+// Returns true if sequence parallelism gathers codes instead of bf16: half the bytes. The blockwise
+// recipe gathers bf16, because its transposed blocks span the rows of several ranks.
+bool fp8_gathers(const GPT *gpt, const Pass *pass, int l);
+// Quantize this rank's rows `own` (R, C) with a scale for the rows of all tensor-parallel ranks and
+// all-gather the codes. Only if fp8_gathers.
+void fp8_gather_input(const GPT *gpt, const Pass *pass, int l, LayerLinear which, const Linear *a,
+                      const floatX *own);
+void fp8_gather_gradient(const GPT *gpt, const Pass *pass, int l, LayerLinear which, const Linear *a,
+                         const floatX *own);
+// All-gathers the input that fp8_gather_input has saved, which dw needs. Ends with tp_gather_wait.
+void fp8_gather_saved_begin(const GPT *gpt, const Pass *pass, int l, LayerLinear which, const Linear *a);
+// Computes a->y from the quantized input.
+void fp8_linear_forward(const GPT *gpt, const Pass *pass, int l, LayerLinear which, const Linear *a);
+// Quantizes a->dy. No-op in bf16 layers.
+void fp8_quantize_gradient(const GPT *gpt, const Pass *pass, int l, LayerLinear which, const Linear *a);
+// Computes a->dx and a->dw, as far as they are not NULL, from the quantized gradient.
+void fp8_linear_backward(const GPT *gpt, const Pass *pass, int l, LayerLinear which, const Linear *a);
+
+// --- fp8_scaling.c: delayed scaling (--fp8-recipe delayed) ---------------------------------------
+//
+// Every pass of a training step accumulates the largest absolute value of each operand in
+// Fp8Scale.absmax. After the last pass, the maxima over all ranks enter the histories, from which
+// the scales of the next step follow. All ranks hold the scales and histories of all layers, so
+// they are bitwise identical and a checkpoint loads into any layout.
+
+// Index of a scale. layer: index in the whole model.
+static inline int fp8_scale_index(int layer, LayerLinear which, Fp8Operand operand) {
+    return (layer * LAYER_LINEARS + (int)which) * FP8_OPERANDS + (int)operand;
+}
+// Reserves scales and histories in the memory plan.
+void fp8_reserve_scales(GPT *gpt, MemoryPlan *plan);
+// Sets scales to 1 and histories to 0. No-op without FP8.
+void fp8_start_scales(GPT *gpt);
+// Updates histories and scales after the last pass of a training step. Collective over
+// mesh_status_group. No-op unless the recipe is delayed.
+void fp8_update_scales(GPT *gpt);
+// Encloses gpt_warm_up (begins: before it, else after it), whose tensors must not enter the
+// histories.
+void fp8_warm_up(GPT *gpt, bool begins);
+// Copies histories and scales to host memory. Free with fp8_state_free. Empty unless the recipe is
+// delayed.
+Fp8State fp8_get_state(const GPT *gpt);
+// Continues with the histories and scales of a checkpoint. Histories of another length lose their
+// oldest entries, or are extended by zeros; the scales follow from this run's flags. Returns false
+// if the state is empty or has another number of scales; then nothing changes.
+bool fp8_set_state(GPT *gpt, const Fp8State *state);
 
 // --- tied_embedding.c: tied embeddings on two pipeline stages ------------------------------------
 

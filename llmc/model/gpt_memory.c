@@ -40,14 +40,25 @@ static void reserve(MemoryPlan *plan, const Buffer *buffers, size_t count) {
 static int64_t rows_planned(const GPT *gpt) { return (int64_t)gpt->B * gpt->T; }
 static size_t own_rows_planned(const GPT *gpt) { return (size_t)tp_rows(&gpt->tp, rows_planned(gpt)).count; }
 
-static void reserve_layer(const GPT *gpt, LayerActs *a, MemoryPlan *plan) {
+// Returns true if activations `i` of a slot are used by a layer that runs in FP8 (or in bf16). A
+// slot serves all chunks of a pipeline stage, and with full recomputation all layers.
+static bool used_by(const GPT *gpt, int i, bool in_fp8) {
+    int step = gpt->recompute_full ? 1 : gpt->stage.layers;
+    for (int l = i; l < gpt->L; l += step) {
+        if (fp8_planned(gpt, l) == in_fp8) return true;
+    }
+    return false;
+}
+
+static void reserve_layer(const GPT *gpt, LayerActs *a, int i, MemoryPlan *plan) {
     const char *group = "activations";
     size_t N = (size_t)rows_planned(gpt), X = N * sizeof(floatX), C = (size_t)gpt->C;
     size_t R = own_rows_planned(gpt), XR = R * sizeof(floatX);
     size_t saved = op_attention_saved_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD);
     size_t queries_keys = (size_t)(gpt->NH + gpt->NG) * (size_t)gpt->HD;
+    size_t bf16 = used_by(gpt, i, false);
     const Buffer buffers[] = {
-        {group, "first LayerNorm", XR * C, &a->ln1.y},
+        {group, "first LayerNorm", bf16 * XR * C, &a->ln1.y},
         {group, "first LayerNorm means", R * sizeof(float), &a->ln1.mean},
         {group, "first LayerNorm deviations", R * sizeof(float), &a->ln1.rstd},
         {group, "queries, keys, values", X * (size_t)gpt->QKV, &a->qkv},
@@ -55,13 +66,14 @@ static void reserve_layer(const GPT *gpt, LayerActs *a, MemoryPlan *plan) {
         {group, "attention statistics", saved, &a->att_saved},
         {group, "attention output", X * (size_t)gpt->A, &a->att},
         {group, "residual after attention", XR * C, &a->residual2},
-        {group, "second LayerNorm", XR * C, &a->ln2.y},
+        {group, "second LayerNorm", bf16 * XR * C, &a->ln2.y},
         {group, "second LayerNorm means", R * sizeof(float), &a->ln2.mean},
         {group, "second LayerNorm deviations", R * sizeof(float), &a->ln2.rstd},
         {group, gpt->swiglu ? "before SwiGLU" : "before GELU", X * (size_t)gpt->FC1, &a->pre},
-        {group, gpt->swiglu ? "after SwiGLU" : "after GELU", X * (size_t)gpt->F, &a->act},
+        {group, gpt->swiglu ? "after SwiGLU" : "after GELU", bf16 * X * (size_t)gpt->F, &a->act},
     };
     reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
+    if (used_by(gpt, i, true)) fp8_reserve_layer(gpt, a, plan);
 }
 
 static void reserve_slot(const GPT *gpt, MicroBatch *m, MemoryPlan *plan) {
@@ -136,6 +148,7 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
     gpt->slot = xcalloc((size_t)gpt->slots, sizeof(MicroBatch), "the activation table");
     for (int i = 0; i < gpt->slots; i++) reserve_slot(gpt, &gpt->slot[i], plan);
     reserve_shared(gpt, plan, true);
+    fp8_reserve(gpt, plan);
     for (int i = 0; i < gpt->slots; i++) {
         MicroBatch *m = &gpt->slot[i];
         size_t embedded = gpt->stage.embeds ? bytes : 0;
@@ -148,22 +161,22 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
             continue;
         }
         m->acts = xcalloc((size_t)layers, sizeof(LayerActs), "the activation table");
-        for (int l = 0; l < layers; l++) reserve_layer(gpt, &m->acts[l], plan);
+        for (int l = 0; l < layers; l++) reserve_layer(gpt, &m->acts[l], l, plan);
     }
     reserve_pipeline(gpt, plan);
 }
 
-// All layers share one set of buffers; gpt_start lets all layers use one residual stream.
-// by_kind is off, because op_cache_append reads Megatron-LM's interleaved QKV layout.
+// All layers share one set of buffers; gpt_start lets all layers use one residual stream. Linears
+// run in bf16. by_kind is off, because op_cache_append reads Megatron-LM's interleaved QKV layout.
 void gpt_reserve_inference(GPT *gpt, MemoryPlan *plan) {
     assert(gpt->mesh->tp.size == 1 && gpt->mesh->pp.size == 1 && gpt->recompute_full && gpt->B == 1);
-    gpt->by_kind = false;
+    gpt->by_kind = gpt->fp8.on = false;
     size_t stream = (size_t)rows_planned(gpt) * (size_t)gpt->C * sizeof(floatX);
     size_t cache = (size_t)(2 * gpt->L * gpt->NG * gpt->HD) * (size_t)gpt->T * sizeof(floatX);
     gpt->slot = xcalloc(1, sizeof(MicroBatch), "the activation table");
     gpt->slot->acts = xcalloc(1, sizeof(LayerActs), "the activation table");
     reserve_slot(gpt, gpt->slot, plan);
-    reserve_layer(gpt, gpt->slot->acts, plan);
+    reserve_layer(gpt, gpt->slot->acts, 0, plan);
     memory_plan_reserve(plan, "activations", "residual stream", stream, (void **)&gpt->slot->embedded);
     memory_plan_reserve(plan, "activations", "KV cache", cache, (void **)&gpt->cache);
     reserve_shared(gpt, plan, false);

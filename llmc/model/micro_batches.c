@@ -158,6 +158,7 @@ void gpt_warm_up(GPT *gpt, const Pass *loaded) {
     Pass pass = *loaded;
     pass.loss_scale = pass.report_scale = 0.0f;
     zero_warm_up(gpt->zero, true);
+    fp8_warm_up(gpt, true);
     for (int again = 0; again < 1 + pass.training; again++) {
         pass.first = !again;
         for (pass.chunk = 0; pass.chunk < gpt->stage.shape.chunks; pass.chunk++) {
@@ -169,6 +170,7 @@ void gpt_warm_up(GPT *gpt, const Pass *loaded) {
             if (pass.training) gpt_backward(gpt, &pass);
         }
     }
+    fp8_warm_up(gpt, false);
     stream_synchronize(gpt->stream);
     zero_warm_up(gpt->zero, false);
 }

@@ -71,14 +71,16 @@ void tp_reduce(const TensorParallel *tp, const floatX *partial, const floatX *bi
     tp_reduce_wait(tp);
 }
 
-const floatX *tp_gather_begin(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N) {
-    if (!tp->sequence) return own;
-    Rows rows = tp_rows(tp, N);
-    size_t bytes = (size_t)(rows.count * tp->C) * sizeof(floatX);
+void tp_gather_bytes_begin(const TensorParallel *tp, const void *own, void *whole, size_t bytes) {
     Stream *s = begin(tp);
-    copy_on_device(s, whole + rows.first * tp->C, own, bytes);
+    copy_on_device(s, (uint8_t *)whole + (size_t)tp->group->rank * bytes, own, bytes);
     comm_all_gather(tp->group, whole, bytes, s);
     done(tp, tp->gathered);
+}
+
+const floatX *tp_gather_begin(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N) {
+    if (!tp->sequence) return own;
+    tp_gather_bytes_begin(tp, own, whole, (size_t)(tp_rows(tp, N).count * tp->C) * sizeof(floatX));
     return whole;
 }
 

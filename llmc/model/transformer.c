@@ -78,6 +78,10 @@ static Embedding embedding_of(const GPT *gpt, const Pass *p) {
     return e;
 }
 
+static floatX *norm_output(const GPT *gpt, const NormActs *acts) {
+    return acts->y ? acts->y : gpt->norm_output;
+}
+
 // Returns norm `which` (LN1_W or LN2_W) of layer l, without the residual addition.
 static LayerNorm norm_of(const GPT *gpt, const Pass *p, const NormActs *acts, int l, enum LayerTensor which) {
     enum LayerTensor bias = (enum LayerTensor)(which + 1);
@@ -87,7 +91,7 @@ static LayerNorm norm_of(const GPT *gpt, const Pass *p, const NormActs *acts, in
                    .epsilon = gpt->epsilon,
                    .gamma = weight(gpt, l, which),
                    .beta = weight(gpt, l, bias),
-                   .y = acts->y,
+                   .y = norm_output(gpt, acts),
                    .mean = acts->mean,
                    .rstd = acts->rstd,
                    .dy = gpt->dx,
@@ -165,21 +169,22 @@ typedef struct LayerOps {
 } LayerOps;
 
 // Fills in the ops of the MLP, which computes gpt->branch from x, the output of norm2. GELU is
-// fused into fc1 and fc2; SwiGLU is a separate op between them.
+// fused into fc1 and fc2; SwiGLU is a separate op between them. In FP8 both are fused into the
+// quantization of fc2's input, so fc1 computes only a->pre.
 static void mlp_ops(const GPT *gpt, const Pass *p, int l, const floatX *x, const floatX *dbranch,
                     LayerOps *o) {
     const LayerActs *a = layer_acts(gpt, p, l);
+    floatX *act = a->act ? a->act : gpt->dwide;  // an FP8 layer in bf16; dwide is free in forward
+    floatX *dact = gpt->swiglu ? gpt->dact : gpt->dwide;
+    bool fused = !gpt->swiglu && !fp8_layer(gpt, p, l);
+    o->fc1 = linear_of(gpt, p, l, FC1_W, x, fused ? act : a->pre, gpt->dwide, gpt->dx);
+    o->fc1.pre = fused ? a->pre : NULL;
+    o->fc2 = linear_of(gpt, p, l, FC2_W, act, gpt->branch, dbranch, dact);
     if (gpt->swiglu) {
-        Swiglu swiglu = {
-            .N = pass_rows(p), .F = gpt->F, .pre = a->pre, .y = a->act, .dy = gpt->dact, .dpre = gpt->dwide};
-        o->swiglu = swiglu;
-        o->fc1 = linear_of(gpt, p, l, FC1_W, x, a->pre, gpt->dwide, gpt->dx);
-        o->fc2 = linear_of(gpt, p, l, FC2_W, a->act, gpt->branch, dbranch, gpt->dact);
+        o->swiglu =
+            (Swiglu){.N = pass_rows(p), .F = gpt->F, .pre = a->pre, .y = act, .dy = dact, .dpre = gpt->dwide};
         return;
     }
-    o->fc1 = linear_of(gpt, p, l, FC1_W, x, a->act, gpt->dwide, gpt->dx);
-    o->fc1.pre = a->pre;
-    o->fc2 = linear_of(gpt, p, l, FC2_W, a->act, gpt->branch, dbranch, gpt->dwide);
     o->fc2.x_pre = a->pre;
     o->fc2.dpre_bias = grad(gpt, l, FC1_B);
 }
@@ -244,7 +249,7 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
     const LayerActs *a = layer_acts(gpt, p, l);
     const MicroBatch *m = slot_of(gpt, p);
     const floatX *dbranch = gpt->hidden_dropout > 0 ? gpt->dbranch : dresidual_of(gpt, p);
-    const floatX *x1 = a->ln1.y, *x2 = a->ln2.y;
+    const floatX *x1 = norm_output(gpt, &a->ln1), *x2 = norm_output(gpt, &a->ln2);
     if (gpt->tp.sequence) x1 = x2 = dbranch = gpt->gathered;
     Attention attention = {.B = p->B,
                            .T = p->T,
@@ -284,36 +289,69 @@ static const floatX *gather(const GPT *gpt, const Pass *p, const floatX *own) {
     return tp_gather(&gpt->tp, own, gpt->gathered, pass_rows(p));
 }
 
+static void linear_forward(const GPT *gpt, const Pass *p, int l, LayerLinear which, const Linear *a) {
+    if (fp8_layer(gpt, p, l)) fp8_linear_forward(gpt, p, l, which, a);
+    else op_linear_forward(gpt->stream, a);
+}
+
 // Runs a row-parallel linear (projection, fc2). Every rank computes a partial sum over its input
 // columns. The partial sums are all-reduced (or reduce-scattered), and the bias is added once.
-static void row_parallel_forward(const GPT *gpt, const Linear *a) {
+static void row_parallel_forward(const GPT *gpt, const Pass *p, int l, LayerLinear which, const Linear *a) {
     if (!is_tensor_parallel(gpt)) {
-        op_linear_forward(gpt->stream, a);
+        linear_forward(gpt, p, l, which, a);
         return;
     }
     Linear part = *a;
     part.bias = NULL;
-    op_linear_forward(gpt->stream, &part);
+    linear_forward(gpt, p, l, which, &part);
     tp_reduce(&gpt->tp, part.y, a->bias, part.y, a->N);
+}
+
+// Makes the output `own` of a norm the input of a column-parallel linear: all-gathers it with
+// sequence parallelism and quantizes it in FP8 layers.
+static void column_parallel_input(const GPT *gpt, const Pass *p, int l, LayerLinear which, const Linear *a,
+                                  const floatX *own) {
+    if (fp8_gathers(gpt, p, l)) {
+        fp8_gather_input(gpt, p, l, which, a, own);
+        return;
+    }
+    gather(gpt, p, own);
+    fp8_quantize_input(gpt, p, l, which, a, a->x, FP8_OF_X);
+}
+
+// Computes the MLP's activation, or quantizes it, from the output of fc1.
+static void activate(const GPT *gpt, const Pass *p, int l, const LayerOps *o) {
+    const floatX *pre = layer_acts(gpt, p, l)->pre;
+    Fp8Source source = gpt->swiglu ? FP8_OF_SWIGLU : FP8_OF_GELU;
+    if (fp8_layer(gpt, p, l)) fp8_quantize_input(gpt, p, l, LINEAR_FC2, &o->fc2, pre, source);
+    else if (gpt->swiglu) op_swiglu_forward(gpt->stream, &o->swiglu);
+}
+
+// Runs the norm before a column-parallel linear.
+static void norm_forward(const GPT *gpt, const Pass *p, int l, LayerLinear which, const LayerNorm *norm) {
+    LayerNorm n = *norm;
+    n.absmax = fp8_absmax(gpt, p, l, which, FP8_INPUT);
+    op_layernorm_forward(gpt->stream, &n);
 }
 
 // Runs a layer up to the MLP's activation, without the last GEMM (fc2). This computes all
 // activations that the backward pass needs, so recomputation calls it too.
-static void layer_forward_to_activation(const GPT *gpt, const Pass *p, const LayerOps *o) {
+static void layer_forward_to_activation(const GPT *gpt, const Pass *p, int l, const LayerOps *o) {
     Stream *s = gpt->stream;
-    op_layernorm_forward(s, &o->norm1);
-    gather(gpt, p, o->norm1.y);
-    op_linear_forward(s, &o->qkv);
+    norm_forward(gpt, p, l, LINEAR_QKV, &o->norm1);
+    column_parallel_input(gpt, p, l, LINEAR_QKV, &o->qkv, o->norm1.y);
+    linear_forward(gpt, p, l, LINEAR_QKV, &o->qkv);
     if (gpt->qk_norm) op_head_norm_forward(s, &o->heads);
     if (gpt->rotary) op_rope(s, &o->rope);
     if (gpt->cache) op_cache_append(s, &o->cached);
     if (p->start) op_cached_attention(s, &o->cached);
     else op_attention_forward(s, &o->attention);
-    row_parallel_forward(gpt, &o->projection);
-    op_layernorm_forward(s, &o->norm2);
-    gather(gpt, p, o->norm2.y);
-    op_linear_forward(s, &o->fc1);
-    if (gpt->swiglu) op_swiglu_forward(s, &o->swiglu);
+    fp8_quantize_input(gpt, p, l, LINEAR_PROJ, &o->projection, o->projection.x, FP8_OF_X);
+    row_parallel_forward(gpt, p, l, LINEAR_PROJ, &o->projection);
+    norm_forward(gpt, p, l, LINEAR_FC1, &o->norm2);
+    column_parallel_input(gpt, p, l, LINEAR_FC1, &o->fc1, o->norm2.y);
+    linear_forward(gpt, p, l, LINEAR_FC1, &o->fc1);
+    activate(gpt, p, l, o);
 }
 
 // Runs the vocabulary-parallel embedding: every rank looks up the rows that it holds, and the
@@ -344,8 +382,8 @@ void gpt_forward(GPT *gpt, const Pass *p) {
     for (int l = gpt_first_layer(gpt, p); l < gpt_end_layer(gpt, p); l++) {
         LayerOps o = layer_ops(gpt, l, p);
         wait_for_layer(gpt, p, l, false);
-        layer_forward_to_activation(gpt, p, &o);
-        row_parallel_forward(gpt, &o.fc2);
+        layer_forward_to_activation(gpt, p, l, &o);
+        row_parallel_forward(gpt, p, l, LINEAR_FC2, &o.fc2);
     }
     op_layernorm_forward(gpt->stream, &final);
 }
@@ -399,36 +437,65 @@ void gpt_head(GPT *gpt, const Pass *p) {
 // --- backward ------------------------------------------------------------------------------------
 
 // Adds the bias gradient. sum: column sums of dy if the norm's backward has computed them, or NULL.
-static void bias_backward(const GPT *gpt, int l, enum LayerTensor bias, const Linear *a, const float *sum) {
+// absmax: accumulates the absolute maximum of dy, or NULL.
+static void bias_backward(const GPT *gpt, int l, enum LayerTensor bias, const Linear *a, const float *sum,
+                          uint32_t *absmax) {
     if (!gpt->biased) return;
-    op_bias_gradient(gpt->stream, grad(gpt, l, bias), a->dy, sum, a->N, a->OC, gpt->workspace);
+    op_bias_gradient(gpt->stream, grad(gpt, l, bias), a->dy, sum, a->N, a->OC, gpt->workspace, absmax);
+}
+
+// Runs the backward pass of a norm that adds the branch of linear `which` of layer l.
+static void norm_backward(const GPT *gpt, const Pass *p, int l, LayerLinear which, const LayerNorm *norm) {
+    LayerNorm n = *norm;
+    n.absmax = l < gpt_first_layer(gpt, p) ? NULL : fp8_absmax(gpt, p, l, which, FP8_GRADIENT);
+    op_layernorm_backward(gpt->stream, &n);
+}
+
+static void linear_backward(const GPT *gpt, const Pass *p, int l, LayerLinear which, const Linear *a) {
+    if (fp8_layer(gpt, p, l)) fp8_linear_backward(gpt, p, l, which, a);
+    else op_linear_backward(gpt->stream, a);
 }
 
 // Backward pass of a row-parallel linear. Without tensor parallelism, the norm's backward pass has
-// left the column sums of dy in gpt->branch_sum. With it, they might not include all rows.
-static void row_parallel_backward(const GPT *gpt, const Pass *p, int l, enum LayerTensor bias,
-                                  const Linear *a) {
-    gather(gpt, p, gpt->hidden_dropout > 0 ? gpt->dbranch : dresidual_of(gpt, p));
-    op_linear_backward(gpt->stream, a);
-    bias_backward(gpt, l, bias, a, is_tensor_parallel(gpt) ? NULL : gpt->branch_sum);
+// left the column sums of dy in gpt->branch_sum. With it, they might not include all rows. If codes
+// are gathered, only this rank's rows of dy exist in bf16; finish_layer_gradients then sums the
+// bias gradients.
+static void row_parallel_backward(const GPT *gpt, const Pass *p, int l, LayerLinear which, const Linear *a) {
+    enum LayerTensor bias = which == LINEAR_FC2 ? FC2_B : PROJ_B;
+    const floatX *own = gpt->hidden_dropout > 0 ? gpt->dbranch : dresidual_of(gpt, p);
+    Linear rows = *a;
+    if (fp8_gathers(gpt, p, l)) {
+        fp8_gather_gradient(gpt, p, l, which, a, own);
+        rows.dy = own;
+        rows.N = gpt_own_rows(gpt, p).count;
+    } else {
+        gather(gpt, p, own);
+        fp8_quantize_gradient(gpt, p, l, which, a);
+    }
+    linear_backward(gpt, p, l, which, a);
+    bool summed = !is_tensor_parallel(gpt) || fp8_gathers(gpt, p, l);
+    bias_backward(gpt, l, bias, &rows, summed ? gpt->branch_sum : NULL, NULL);
 }
 
 // Backward pass of a column-parallel linear (QKV, fc1), which follows a norm. Every rank computes a
 // partial sum of dx, whose all-reduce overlaps with the GEMM for dW. The all-gather of x, which the
 // GEMM for dW needs, overlaps with the GEMM for dx.
-static void column_parallel_backward(const GPT *gpt, const Pass *p, const LayerNorm *norm, const Linear *a) {
+static void column_parallel_backward(const GPT *gpt, const Pass *p, int l, LayerLinear which,
+                                     const LayerNorm *norm, const Linear *a) {
+    fp8_quantize_gradient(gpt, p, l, which, a);
     if (!is_tensor_parallel(gpt)) {
-        op_linear_backward(gpt->stream, a);
+        linear_backward(gpt, p, l, which, a);
         return;
     }
     Linear input = *a, weights = *a;
     input.dw = NULL;
     weights.dx = NULL;
-    tp_gather_begin(&gpt->tp, norm->y, gpt->gathered, pass_rows(p));
-    op_linear_backward(gpt->stream, &input);
+    if (fp8_gathers(gpt, p, l)) fp8_gather_saved_begin(gpt, p, l, which, a);
+    else if (!fp8_layer(gpt, p, l)) tp_gather_begin(&gpt->tp, norm->y, gpt->gathered, pass_rows(p));
+    linear_backward(gpt, p, l, which, &input);
     tp_reduce_begin(&gpt->tp, gpt->dx, NULL, gpt->dx, pass_rows(p));
     tp_gather_wait(&gpt->tp);
-    op_linear_backward(gpt->stream, &weights);
+    linear_backward(gpt, p, l, which, &weights);
     tp_reduce_wait(&gpt->tp);
 }
 
@@ -444,35 +511,41 @@ static void layer_backward(GPT *gpt, int l, const Pass *p) {
     rope_back.x = heads.x = gpt->dwide;
     rope_back.by_kind = gpt->by_kind ? o.attention.dqkv : NULL;
     rope_back.back = true;
+    if (!gpt->biased && !gpt->qk_norm) rope_back.absmax = fp8_absmax(gpt, p, l, LINEAR_QKV, FP8_GRADIENT);
     if (gpt->recompute_full) {
         LayerOps again = o;
         again.norm1.branch = NULL;  // residual[l] already holds the sum
-        layer_forward_to_activation(gpt, p, &again);
+        layer_forward_to_activation(gpt, p, l, &again);
     }
-    row_parallel_backward(gpt, p, l, FC2_B, &o.fc2);
+    row_parallel_backward(gpt, p, l, LINEAR_FC2, &o.fc2);
     if (gpt->swiglu) {
+        o.swiglu.absmax = fp8_absmax(gpt, p, l, LINEAR_FC1, FP8_GRADIENT);
         op_swiglu_backward(s, &o.swiglu);
-        bias_backward(gpt, l, FC1_B, &o.fc1, NULL);
+        bias_backward(gpt, l, FC1_B, &o.fc1, NULL, NULL);
     }
-    column_parallel_backward(gpt, p, &o.norm2, &o.fc1);
-    op_layernorm_backward(s, &o.norm2);
-    row_parallel_backward(gpt, p, l, PROJ_B, &o.projection);
+    column_parallel_backward(gpt, p, l, LINEAR_FC1, &o.norm2, &o.fc1);
+    norm_backward(gpt, p, l, LINEAR_PROJ, &o.norm2);
+    row_parallel_backward(gpt, p, l, LINEAR_PROJ, &o.projection);
     op_attention_backward(s, &o.attention);
     if (gpt->rotary) op_rope(s, &rope_back);
     if (gpt->qk_norm) op_head_norm_backward(s, &heads);
-    bias_backward(gpt, l, QKV_B, &o.qkv, NULL);
-    column_parallel_backward(gpt, p, &o.norm1, &o.qkv);
-    op_layernorm_backward(s, &o.norm1);
+    bias_backward(gpt, l, QKV_B, &o.qkv, NULL, fp8_absmax(gpt, p, l, LINEAR_QKV, FP8_GRADIENT));
+    column_parallel_backward(gpt, p, l, LINEAR_QKV, &o.norm1, &o.qkv);
+    norm_backward(gpt, p, l - 1, LINEAR_FC2, &o.norm1);
 }
 
-// Sums the gradients of a norm's weight and bias over the tensor-parallel ranks, each of which has
-// partial sums over its own rows or heads.
-static void reduce_norm_gradients(const GPT *gpt, int l, enum LayerTensor which) {
+// Sums a gradient over the tensor-parallel ranks, each of which has partial sums over its own rows
+// or heads. No-op if the model has no such tensor.
+static void reduce_gradient(const GPT *gpt, int l, enum LayerTensor which) {
     int tensor = gpt_layer_tensor(gpt, l, which);
-    for (int i = tensor; tensor >= 0 && i < tensor + (gpt->rms ? 1 : 2); i++) {
-        tp_sum(&gpt->tp, zero_grad(gpt->zero, i), tensor_elements(&gpt->tensor[i]), gpt->dwide,
-               gpt->dwide_bytes);
-    }
+    if (tensor < 0) return;
+    tp_sum(&gpt->tp, zero_grad(gpt->zero, tensor), tensor_elements(&gpt->tensor[tensor]), gpt->dwide,
+           gpt->dwide_bytes);
+}
+// The same for a norm's weight and bias.
+static void reduce_norm_gradients(const GPT *gpt, int l, enum LayerTensor weight) {
+    reduce_gradient(gpt, l, weight);
+    if (!gpt->rms) reduce_gradient(gpt, l, (enum LayerTensor)(weight + 1));
 }
 
 // Hands the complete gradients of layer l to ZeRO, which reduces them. The final norm belongs to
@@ -483,6 +556,10 @@ static void finish_layer_gradients(const GPT *gpt, int l, const Pass *p) {
         reduce_norm_gradients(gpt, l, LN1_W);
         reduce_norm_gradients(gpt, l, LN2_W);
         if (final) reduce_norm_gradients(gpt, l + 1, LN1_W);
+    }
+    if (fp8_gathers(gpt, p, l)) {
+        reduce_gradient(gpt, l, PROJ_B);
+        reduce_gradient(gpt, l, FC2_B);
     }
     reduce_norm_gradients(gpt, l, Q_NORM_W);
     reduce_norm_gradients(gpt, l, K_NORM_W);
@@ -509,7 +586,7 @@ void gpt_backward(GPT *gpt, const Pass *p) {
     wait_for_layer(gpt, p, gpt_end_layer(gpt, p) - 1, true);
     // The final norm's gradients belong to the last layer's unit.
     zero_grads_begin(gpt->zero, gpt_layer_unit(gpt, gpt_end_layer(gpt, p) - 1));
-    op_layernorm_backward(gpt->stream, &final);
+    norm_backward(gpt, p, gpt_end_layer(gpt, p) - 1, LINEAR_FC2, &final);
     for (int l = gpt_end_layer(gpt, p) - 1; l >= gpt_first_layer(gpt, p); l--) {
         wait_for_layer(gpt, p, l, true);
         zero_grads_begin(gpt->zero, gpt_layer_unit(gpt, l));
@@ -523,7 +600,9 @@ void gpt_backward(GPT *gpt, const Pass *p) {
 }
 
 void gpt_end_backward(GPT *gpt) {
-    if (!gpt_has_words(gpt)) return;
-    if (gpt->tied) gpt_exchange_words(gpt);
-    zero_reduce_unit(gpt->zero, 0, true);
+    if (gpt_has_words(gpt)) {
+        if (gpt->tied) gpt_exchange_words(gpt);
+        zero_reduce_unit(gpt->zero, 0, true);
+    }
+    fp8_update_scales(gpt);
 }

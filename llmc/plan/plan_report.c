@@ -83,6 +83,7 @@ static void print_model(const Config *c, const Stages *stages, FILE *out) {
     fprintf(out, "sequence length %d, padded vocabulary %d\n", c->seq_length, c->vocab_size_padded);
     fprintf(out, "  parameters                 %16lld\n", (long long)parameters);
     fprintf(out, "    of which 1-D (in tails)  %16lld\n", (long long)vectors);
+    if (config_fp8_on(c)) fprintf(out, "  layers in FP8              %16d\n", config_fp8_layers(c));
     int batch = c->global_batch_size;
     double flops = megatron_flops(c, batch);
     fprintf(out, "  FLOPs per iteration        %16.6e  (Megatron-LM's formula, batch %d)\n", flops, batch);
@@ -461,6 +462,7 @@ static void print_between(const Config *c, const StagePlan *s, FILE *out) {
 bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err) {
     assert(config && mesh && out);
     Stages stages;
+    if (!gpu_check_fp8(config, err)) return false;
     bool ok = plan_stages(&stages, config, mesh, err);
     if (ok) {
         const StagePlan *s = stages.fullest;

@@ -14,7 +14,8 @@ LLMC_BEGIN
 //   - a summary: which GPUs have enough memory, and inter-node traffic compared with the baselines
 //     and SDP4Bit,
 //   - plan_time_report, if --plan-network is given.
-// mesh: of any rank. If gpt_plan fails, returns its error without printing anything.
+// mesh: of any rank. If gpt_plan or gpu_check_fp8 fails, returns its error without printing
+// anything.
 bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err);
 // Prints predicted step times over --plan-network, computed for the rank that `mesh` describes: a
 // row for each preset and for the run itself, the recommended preset with its flags and reason, and
@@ -25,7 +26,8 @@ void plan_time_report(const Config *config, const Mesh *mesh, FILE *out);
 
 // Sustained rates: data-sheet figures times the efficiency that was measured on H200s (gpus.c).
 typedef struct Rates {
-    double matmul;           // floating-point operations per ms in GEMMs
+    double matmul;           // floating-point operations per ms in bf16 GEMMs
+    double fp8;              // in FP8 GEMMs; 0: no FP8 tensor cores
     double memory;           // memory bandwidth in bytes per ms
     double inside, between;  // bytes per ms that a rank sends inside its node and to other nodes
 } Rates;
@@ -33,6 +35,8 @@ typedef struct Rates {
 // Returns the rates of --plan-gpu; other --plan flags override some of them. per_node: number of
 // ranks that share a node's network.
 Rates rates_of(const Config *config, int per_node);
+// Checks that --plan-gpu can run --fp8-format and --fp8-recipe. Error: EXIT_USAGE.
+bool gpu_check_fp8(const Config *config, Error *err);
 // Returns the GPU memory in bytes that the CUDA context and libraries leave for the memory plan.
 double gpu_room(PlanGpu gpu, const Config *config, const Mesh *mesh);
 

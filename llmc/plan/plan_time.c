@@ -26,6 +26,9 @@ static const double TENSOR_MESSAGE = 0.042;
 // of 125M to 1.3B parameters on H200s (dev/bench/README.md).
 enum { LAYER_BYTES = 180, LOGIT_BYTES = 6 };
 static const double LAYER_IDLE = 0.26;
+// Memory traffic of FP8 in bytes per element of the tensors that are quantized: one read in bf16 and
+// two writes (codes and their transpose). Most absolute maxima come from the op before.
+enum { FP8_BYTES = 4 };
 // Slowdown of compute by overlapping communication, which uses some SMs and memory bandwidth.
 static const double BESIDE_MESSAGES = 1.02;
 
@@ -88,6 +91,23 @@ typedef struct PassTimes {
     double layers, head;
 } PassTimes;
 
+// Returns the time that FP8 saves in the linear layers of one micro-batch, of all layers and ranks
+// together, less the time of quantization. x and dy are quantized for each micro-batch, and x once
+// more by full recomputation; weights once per step.
+static double saved_by_fp8(const Config *c, Rates rates) {
+    if (!config_fp8_on(c)) return 0;
+    int again = c->recompute_granularity == RECOMPUTE_FULL;
+    double tokens = (double)c->micro_batch_size * c->seq_length, C = c->hidden_size, F = c->ffn_hidden_size;
+    double A = (double)c->num_attention_heads * c->kv_channels, up = c->swiglu ? 2 * F : F;
+    double QKV = A + 2.0 * config_query_groups(c) * c->kv_channels;
+    double weights = C * (QKV + A + up + F);
+    double x = tokens * (C + A + C + F), dy = tokens * (QKV + C + up + C);
+    double quantized = (1 + again) * x + dy + weights / c->micro_batches;
+    double flops = (6 + 2 * again) * tokens * weights;
+    return config_fp8_layers(c) *
+           (flops / rates.matmul - flops / rates.fp8 - quantized * FP8_BYTES / rates.memory);
+}
+
 static PassTimes computed_passes(const Config *c, const Mesh *mesh) {
     Rates rates = rates_of(c, 1);
     double rows = c->micro_batch_size, tokens = rows * c->seq_length, L = c->num_layers;
@@ -102,7 +122,8 @@ static PassTimes computed_passes(const Config *c, const Mesh *mesh) {
         .layers = again * (((products - masked) / rates.matmul +
                             tokens * c->hidden_size * L * LAYER_BYTES / rates.memory) /
                                ranks +
-                           L / mesh->pp.size * LAYER_IDLE),
+                           L / mesh->pp.size * LAYER_IDLE) -
+                  saved_by_fp8(c, rates) / ranks,
         .head = (logits / rates.matmul + tokens * c->vocab_size_padded * LOGIT_BYTES / rates.memory) / ranks,
     };
 }

@@ -54,7 +54,9 @@ bool save_checkpoint(Run *run) {
     run->site.phase = "save checkpoint";
     timer_start(run->timers, TIMER_SAVE_CHECKPOINT, NULL);
     RunState state = current_state(run);
-    bool ok = run_agreed(run, saver_save(&run->saver, &state, &run->error));
+    Fp8State fp8 = run->launch.rank == 0 ? fp8_get_state(run->gpt) : (Fp8State){0};
+    bool ok = run_agreed(run, saver_save(&run->saver, &state, &fp8, &run->error));
+    fp8_state_free(&fp8);
     timer_stop(run->timers, TIMER_SAVE_CHECKPOINT, NULL);
     if (!ok) return false;
     log_phase_timers(run->log, run->timers, TIMER_SAVE_CHECKPOINT, 1, world);
@@ -110,7 +112,7 @@ bool save_surviving_groups(Run *run) {
     if (begun && !pending) return true;
     bool ours = run->launch.rank != 0 || run->save_lock.file >= 0 || take_folder(run, state.iteration);
     run->saver.peers = left;
-    return peers_agree(left, ours, &run->error, NULL) && saver_save(&run->saver, &state, &run->error) &&
+    return peers_agree(left, ours, &run->error, NULL) && saver_save(&run->saver, &state, NULL, &run->error) &&
            saver_advance(&run->saver, true, &run->error);
 }
 
@@ -151,6 +153,17 @@ static bool restore_residual(Run *run, const Checkpoint *checkpoint) {
     return zero_restore_residual(run->zero, checkpoint, &run->error);
 }
 
+// Restores the state of delayed FP8 scaling. It belongs to the weights, so it is restored even if
+// the optimizer state is not, as in Megatron-LM.
+static void restore_fp8(Run *run, const Checkpoint *checkpoint) {
+    const Config *c = &run->config;
+    if (!config_fp8_on(c) || c->fp8_recipe != FP8_DELAYED) return;
+    if (fp8_set_state(run->gpt, checkpoint_fp8(checkpoint))) return;
+    log_line(run->log,
+             "WARNING: the checkpoint has no delayed FP8 scales that fit this run, so they start at 1 and "
+             "the history is empty");
+}
+
 // Restores counters, schedule, weights and optimizer state from an opened checkpoint, subject to
 // --finetune and --no-load-optim.
 static bool restore(Run *run, const Checkpoint *checkpoint) {
@@ -172,6 +185,7 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     }
     if (!zero_restore(run->zero, checkpoint, optimizer, &run->error)) return false;
     if (optimizer && !restore_residual(run, checkpoint)) return false;
+    restore_fp8(run, checkpoint);
     if (c->finetune) return true;
     // With --local-steps each replica group has its own optimizer counters and guard.
     const RunState *own = c->local_steps > 1 ? checkpoint_node_state(checkpoint, zero_node(run->zero))

@@ -54,6 +54,7 @@ typedef struct Run {
     Timers *timers;
     MemoryPlan memory_plan;
     Zero *zero;
+    GPT *gpt;             // set by gpt_connect; owned by the caller
     const Tensor *whole;  // (whole_count) tensors of the unsplit model, which checkpoints contain
     int whole_count;
     Loader *loader;

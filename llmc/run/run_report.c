@@ -98,6 +98,16 @@ static void report_parameters(Run *run) {
     free(all);
 }
 
+static void report_fp8(Run *run) {
+    const Config *c = &run->config;
+    char format[16], recipe[16];
+    if (!config_fp8_on(c)) return;
+    config_choice("fp8-format", (int)c->fp8_format, format, sizeof format);
+    config_choice("fp8-recipe", (int)c->fp8_recipe, recipe, sizeof recipe);
+    log_line(run->log, "FP8: %s, %s scaling, linear layers of %d of %d transformer layers", format, recipe,
+             config_fp8_layers(c), c->num_layers);
+}
+
 void report_start(Run *run) {
     const Config *c = &run->config;
     const Memory *memory = &run->memory;
@@ -116,6 +126,7 @@ void report_start(Run *run) {
              truth(c->quantized_gradients), c->gq_group_size_intra, c->gradient_quantization_bits_intra,
              c->gq_group_size_inter, c->gradient_quantization_bits_inter,
              c->gradient_quantization_method == GRADIENT_EDEN ? " (EDEN)" : "");
+    report_fp8(run);
     const char *idle = "WARNING: a single data-parallel rank sends nothing, so";
     bool one = mesh_data_ranks(&run->mesh) == 1;
     if (one && (c->quantized_weights || c->quantized_gradients))

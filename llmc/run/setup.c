@@ -51,6 +51,8 @@ static bool open_device(Run *run) {
     if (run->own.sharers > 1 && device_kind()->numbered) run->site.gpu = run->own.index;
     run->device = device_open(run->own.index, &run->site, &run->error);
     if (!run->device) return false;
+    Fp8Blocks blocks = run->config.fp8_recipe == FP8_BLOCKWISE ? FP8_ROWS : FP8_WHOLE;
+    if (config_fp8_on(&run->config) && !op_check_fp8(run->device, blocks, &run->error)) return false;
     device_set_deterministic(run->device, run->config.deterministic_mode);
     run->compute = stream_create(run->device, "compute");
     lanes_open(&run->lanes, run->device, run->mesh.dp.size > 1 && !run->config.no_overlap);
@@ -199,6 +201,7 @@ bool plan_run(Run *run, GPT *gpt) {
 
 void gpt_connect(GPT *gpt, Run *run) {
     gpt_start(gpt, run->zero, run->device, run->compute, run->timers);
+    run->gpt = gpt;
     gpt->pipeline = run->pipeline;
     tp_open(&gpt->tp, run->device);
 }

@@ -1,4 +1,4 @@
-// Runs every kernel of sdp4bit/kernels.h in many configurations on fixed pseudo-random inputs and
+// Runs every kernel of sdp4bit/kernels.h, and FP8 quantization, on fixed pseudo-random inputs and
 // prints one line per result: name, bytes, 64-bit hash. Linked with the CPU kernels and with the
 // CUDA kernels; both programs must print the same lines.
 //
@@ -25,6 +25,7 @@
 #include "sdp4bit/kernels.h"
 #include "sdp4bit/layout.h"
 #include "test/gpu/dump.h"
+#include "test/gpu/dump_fp8.h"
 #include "test/gpu/dump_lossless.h"
 
 // A tensor without model-parallel split.
@@ -955,6 +956,7 @@ static void run_all(Dump *d, int64_t values) {
     local_steps(d);
     kept_messages(d);
     lossless(d);
+    fp8_codes(d);
     snprintf(d->prefix, sizeof d->prefix, "general");
     odd_nans(d, CODEC_INT8, CODEC_BF16);
     odd_nans(d, CODEC_BF16, CODEC_BF16);

@@ -3,9 +3,12 @@
 // file. Writes the losses of one micro-batch and the gradient of every tensor to a file of the same
 // format. Linked with the CPU backend and with the CUDA backend.
 //
-//   layer_dump INPUT OUTPUT [--deterministic]
+//   layer_dump INPUT OUTPUT [--deterministic] [FLAGS OF THE MODEL...]
 #include "test/golden/golden.h"
+#include "test/golden/golden_writer.h"
 #include "test/unit/model_bench.h"
+
+enum { MORE_FLAGS = 16 };
 
 static void die(const char *what, const char *name) {
     fprintf(stderr, "error: %s %s\n", what, name);
@@ -14,7 +17,8 @@ static void die(const char *what, const char *name) {
 
 // Opens the model that the file's "config" describes: L, C, NH, T, Vp, B; for Llamas also the
 // number of query groups, F, whether queries and keys are normalized, and the head size.
-static void open_model(Bench *b, const Golden *g) {
+// `more`: further flags.
+static void open_model(Bench *b, const Golden *g, int more_flags, char **more) {
     static const char *const llama[] = {"--normalization",
                                         "RMSNorm",
                                         "--position-embedding-type",
@@ -29,7 +33,7 @@ static void open_model(Bench *b, const Golden *g) {
                                         "--seq-length",
                                         "--max-position-embeddings",
                                         "--micro-batch-size"};
-    const char *flags[31] = {"--hidden-dropout", "0", "--attention-dropout", "0"};
+    const char *flags[31 + MORE_FLAGS] = {"--hidden-dropout", "0", "--attention-dropout", "0"};
     char values[6][16], groups[16], width[16], head[16];
     int count = 16;
     int64_t n;
@@ -54,6 +58,7 @@ static void open_model(Bench *b, const Golden *g) {
         flags[count++] = "--kv-channels";
         flags[count++] = head;
     }
+    for (int i = 0; i < more_flags; i++) flags[count++] = more[i];
     if (!bench_open(b, count, flags, c[4])) die("cannot create a model of", "the input's sizes");
 }
 
@@ -71,46 +76,40 @@ static void upload_weights(Bench *b, const Golden *g) {
     }
 }
 
-// Writes a tensor's fp32 elements, padded to 64 bytes.
-static bool write_tensor(Bench *b, const float *tensor, int64_t n, FILE *file) {
-    size_t bytes = (size_t)n * sizeof(float), padded = (size_t)round_up64((int64_t)bytes, 64);
-    char *host = xcalloc(1, padded, "a tensor");
-    copy_to_host(b->compute, host, tensor, bytes);
+// Writes n fp32 elements of device memory.
+static bool write_tensor(Bench *b, GoldenWriter *w, const char *name, const float *tensor, int64_t n) {
+    float *host = xmalloc((size_t)n * sizeof *host, "a tensor");
+    copy_to_host(b->compute, host, tensor, (size_t)n * sizeof *host);
     stream_synchronize(b->compute);
-    bool ok = fwrite(host, 1, padded, file) == padded;
+    bool ok = golden_add(w, name, "f32", n, host, sizeof *host);
     free(host);
     return ok;
 }
 
-// Writes the text header, the losses (B, T) and the gradients.
-static bool write_file(Bench *b, FILE *file) {
-    enum { TEXT = 8192 };
-    char text[TEXT + 1];
-    int64_t N = (int64_t)b->gpt.B * b->gpt.T, offset = round_up64(4 * N, 64);
-    int length = snprintf(text, sizeof text, "golden 1 %08d\nlosses f32 %lld 0\n", (int)TEXT, (long long)N);
-    for (int i = 0; i < b->gpt.tensors; i++) {
-        length += snprintf(text + length, sizeof text - (size_t)length, "gradient.%s f32 %lld %lld\n",
-                           b->gpt.tensor[i].name, (long long)bench_numel(b, i), (long long)offset);
-        if (length >= TEXT) return false;
-        offset = round_up64(offset + 4 * bench_numel(b, i), 64);
+// Writes the losses (B, T) and the gradients.
+static bool write_file(Bench *b, const char *path) {
+    GoldenWriter w;
+    bool ok = golden_create(&w, path) &&
+              write_tensor(b, &w, "losses", b->gpt.losses, (int64_t)b->gpt.B * b->gpt.T);
+    for (int i = 0; i < b->gpt.tensors && ok; i++) {
+        char name[160];
+        snprintf(name, sizeof name, "gradient.%s", b->gpt.tensor[i].name);
+        ok = write_tensor(b, &w, name, zero_grad(b->zero, i), bench_numel(b, i));
     }
-    memset(text + length, '\n', (size_t)(TEXT - length));
-    bool ok = fwrite(text, 1, TEXT, file) == TEXT && write_tensor(b, b->gpt.losses, N, file);
-    for (int i = 0; i < b->gpt.tensors && ok; i++)
-        ok = write_tensor(b, zero_grad(b->zero, i), bench_numel(b, i), file);
-    return ok;
+    return golden_finish(&w) && ok;
 }
 
 int main(int argc, char **argv) {
     Launch launch;
     Golden g;
     Bench b;
-    bool deterministic = argc == 4 && !strcmp(argv[3], "--deterministic");
-    if (argc < 3 || argc > 4 || (argc == 4 && !deterministic))
-        die("usage:", "layer_dump INPUT OUTPUT [--deterministic]");
+    bool deterministic = argc > 3 && !strcmp(argv[3], "--deterministic");
+    int first = deterministic ? 4 : 3;
+    if (argc < 3 || argc - first > MORE_FLAGS)
+        die("usage:", "layer_dump INPUT OUTPUT [--deterministic] [FLAGS OF THE MODEL...]");
     if (!golden_open(&g, argv[1])) die("cannot read", argv[1]);
     launch_init(&launch, &argc, &argv);
-    open_model(&b, &g);
+    open_model(&b, &g, argc - first, argv + first);
     device_set_deterministic(b.device, deterministic);
     upload_weights(&b, &g);
     const int32_t *tokens = golden_i32(&g, "tokens", NULL), *targets = golden_i32(&g, "targets", NULL);
@@ -118,8 +117,7 @@ int main(int argc, char **argv) {
     bench_upload(&b, tokens, targets);
     zero_step_begins(b.zero, 1);
     float loss = bench_pass(&b, 1.0f / (float)(b.gpt.B * b.gpt.T), true, true, true);
-    FILE *file = fopen(argv[2], "wb");
-    if (!file || !write_file(&b, file) || fclose(file) != 0) die("cannot write", argv[2]);
+    if (!write_file(&b, argv[2])) die("cannot write", argv[2]);
     printf("%s: loss %.6f, %zu bytes allocated, %zu planned\n", device_name(b.device), loss,
            device_allocated(b.device), memory_plan_total(&b.memory_plan));
     bool planned = device_allocated(b.device) == memory_plan_total(&b.memory_plan);

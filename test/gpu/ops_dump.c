@@ -169,7 +169,7 @@ static void case_stage_end(Dump *d, int B, int T, int C, int64_t first, int64_t 
                    .rows = {first, count}};
     op_layernorm_forward(lab->stream, &a);
     op_layernorm_backward(lab->stream, &a);
-    op_bias_gradient(lab->stream, dbias, p > 0.0f ? dbranch : dresidual, branch_sum, count, C, NULL);
+    op_bias_gradient(lab->stream, dbias, p > 0.0f ? dbranch : dresidual, branch_sum, count, C, NULL, NULL);
     dump_x(d, "x", x, count * C, 'e');
     if (p > 0.0f) dump_x(d, "dbranch", dbranch, count * C, 'e');
     dump_x(d, "dresidual", dresidual, count * C, 'e');
@@ -199,7 +199,7 @@ static void case_layernorm_backward(Dump *d, int B, int T, int C, bool branch, f
     a.dbeta = dbeta;
     a.branch_sum = branch_sum;
     op_layernorm_backward(lab->stream, &a);
-    op_bias_gradient(lab->stream, dbias, branch ? dbranch : dresidual, branch_sum, n, C, NULL);
+    op_bias_gradient(lab->stream, dbias, branch ? dbranch : dresidual, branch_sum, n, C, NULL, NULL);
     dump_x(d, "dresidual", dresidual, n * C, 't');
     if (branch) dump_x(d, "dbranch", dbranch, n * C, 't');
     dump_f(d, "dgamma", dgamma, C, 't');
@@ -326,7 +326,7 @@ static void case_linear(Dump *d, int64_t n, int C, int OC, bool bias, bool gelu)
     a.dx = NULL;  // the second micro-batch does not compute dx
     a.overwrite = false;
     op_linear_backward(lab->stream, &a);
-    for (int i = 0; bias && i < 2; i++) op_bias_gradient(lab->stream, db, dy, NULL, n, OC, workspace);
+    for (int i = 0; bias && i < 2; i++) op_bias_gradient(lab->stream, db, dy, NULL, n, OC, workspace, NULL);
     dump_f(d, "dw", dw, (int64_t)OC * C, 't');
     dump_f(d, "dbias", db, OC, 't');
     dump_f(d, "dpre_bias", dpre_bias, C, 't');
@@ -396,7 +396,7 @@ static void case_swiglu(Dump *d, int64_t n, int F) {
     snprintf(d->scope, sizeof d->scope, "swiglu_%dx%d", (int)n, F);
     floatX *pre = random_x(lab, n * 2 * F, 0, 2), *dy = random_x(lab, n * F, 0, 1),
            *y = poisoned_x(lab, n * F), *dpre = poisoned_x(lab, n * 2 * F);
-    Swiglu a = {n, F, pre, y, dy, dpre};
+    Swiglu a = {n, F, pre, y, dy, dpre, NULL};
     op_swiglu_forward(lab->stream, &a);
     op_swiglu_backward(lab->stream, &a);
     dump_x(d, "y", y, n * F, 't');
@@ -410,7 +410,7 @@ static void case_rope(Dump *d, int B, int T, int groups, int heads, int HD, int 
     snprintf(d->scope, sizeof d->scope, "rope_%dx%dx%dx%dx%d_of%d", B, T, groups, heads, HD, columns);
     floatX *x = random_x(lab, n, 0, 1);
     float *table = random_f(lab, (int64_t)T * columns, 1);  // arbitrary values
-    Rope a = {B, T, groups, heads, heads - 1, HD, columns, table, x, false, NULL}, b = a;
+    Rope a = {B, T, groups, heads, heads - 1, HD, columns, table, x, false, NULL, NULL}, b = a;
     b.by_kind = poisoned_x(lab, n);
     op_rope(lab->stream, &b);
     dump_x(d, "by_kind", b.by_kind, n, 'e');

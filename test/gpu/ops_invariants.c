@@ -3,11 +3,13 @@
 //   - attention's dropout mask (chosen by the backend) is the same in forward and backward, has the
 //     right density, and differs between layers
 //   - computing some rows or heads is bitwise identical to computing all
+//   - absolute maxima that ops return are the maxima of their results
 // Prints ok / not ok lines and a count. Exit code 0 if all checks passed.
 //
 //   ops_invariants [--deterministic]
 //
 // With the flag, repeated backward passes of attention must be bitwise identical too.
+#include "llmc/ops_fp8.h"
 #include "test/gpu/ops_data.h"
 
 typedef struct Checks {
@@ -89,7 +91,7 @@ static void repeat_norm_and_embedding(Lab *lab, Checks *v) {
         op_embedding_backward(lab->stream, &embedding);
         norm.dgamma = dgamma, norm.dbeta = dgamma + RC, norm.branch_sum = sum;
         op_layernorm_backward(lab->stream, &norm);
-        op_bias_gradient(lab->stream, dgamma + 2 * RC, dresidual, sum, RN, RC, NULL);
+        op_bias_gradient(lab->stream, dgamma + 2 * RC, dresidual, sum, RN, RC, NULL, NULL);
     }
     report(v, same_bits(lab, result[0], result[1], results * sizeof(float)),
            "embedding and LayerNorm backward are bitwise reproducible", 0);
@@ -126,7 +128,7 @@ static void repeat_head_and_linear(Lab *lab, Checks *v) {
         op_head(lab->stream, &head);
         Linear product = {RN, RC, RV, x, w, .dy = dy, .dw = result[i], .workspace = workspace};
         op_linear_backward(lab->stream, &product);
-        op_bias_gradient(lab->stream, result[i] + RV * RC, dy, NULL, RN, RV, workspace);
+        op_bias_gradient(lab->stream, result[i] + RV * RC, dy, NULL, RN, RV, workspace, NULL);
     }
     report(v, same_bits(lab, result[0], result[1], results * sizeof(float)),
            "LM head and linear backward are bitwise reproducible: weight gradients and loss", 0);
@@ -495,6 +497,93 @@ static void check_against_double(Lab *lab, Checks *v, Call call) {
     free(head);
 }
 
+// --- absolute maxima -----------------------------------------------------------------------------
+
+// Checks *absmax of an op against op_fp8_absmax of its result (n, C), and clears it.
+static void check_absmax(Lab *lab, Checks *v, uint32_t *absmax, const floatX *result, int64_t n, int C,
+                         const char *what) {
+    Fp8Scale *scale = (Fp8Scale *)lab_alloc(lab, sizeof *scale);
+    Fp8Quantize a = {.N = n, .C = C, .x = result, .scale = scale};
+    op_fp8_absmax(lab->stream, &a);
+    uint32_t *got = (uint32_t *)download(lab, absmax, sizeof *absmax);
+    report(v, *got > 0 && same_bits(lab, &scale->absmax, absmax, sizeof *absmax), what,
+           (double)f32_from_bits(*got));
+    set_zero(lab->stream, absmax, sizeof *absmax);
+    free(got);
+    release(lab, (void *[]){scale, NULL});
+}
+
+static void maxima_of_norms(Lab *lab, Checks *v, uint32_t *absmax, int C) {
+    const int64_t n = RN * C;
+    floatX *x = random_x(lab, n, 0, 1), *dy = random_x(lab, n, 0, 1), *gamma = random_x(lab, C, 1, 0.1),
+           *y = poisoned_x(lab, n), *dresidual = random_x(lab, n, 0, 1), *dbranch = poisoned_x(lab, n);
+    float *mean = poisoned_f(lab, RN), *rstd = poisoned_f(lab, RN), *dgamma = random_f(lab, 3 * C, 1);
+    LayerNorm a = {.B = RB, .T = RT, .C = C, .epsilon = 1e-5f, .x = x, .gamma = gamma, .beta = gamma};
+    a.y = y, a.mean = mean, a.rstd = rstd, a.dy = dy, a.dresidual = dresidual, a.absmax = absmax;
+    a.dgamma = dgamma, a.dbeta = dgamma + C, a.branch_sum = dgamma + 2 * C;
+    op_layernorm_forward(lab->stream, &a);
+    check_absmax(lab, v, absmax, y, RN, C, "absolute maximum of LayerNorm");
+    op_layernorm_backward(lab->stream, &a);
+    check_absmax(lab, v, absmax, dresidual, RN, C, "absolute maximum of LayerNorm's dresidual");
+    a.dropout = (Dropout){0.5f, 5, 9, 77};
+    a.dbranch = dbranch;
+    op_layernorm_backward(lab->stream, &a);
+    check_absmax(lab, v, absmax, dbranch, RN, C, "absolute maximum of LayerNorm's dbranch");
+    a.gamma = NULL;
+    op_layernorm_backward(lab->stream, &a);
+    check_absmax(lab, v, absmax, dbranch, RN, C, "absolute maximum of dbranch without a norm");
+    release(lab, (void *[]){x, dy, gamma, y, dresidual, dbranch, mean, rstd, dgamma, NULL});
+}
+
+static void maxima_of_linears(Lab *lab, Checks *v, uint32_t *absmax) {
+    const int64_t n = RN * RC;
+    floatX *dx = random_x(lab, n, 0, 1), *pre = random_x(lab, 2 * n, 0, 2), *dpre = poisoned_x(lab, 2 * n);
+    float *dbias = random_f(lab, RC, 1);
+    void *workspace = poisoned(lab, op_linear_workspace_bytes(RN, RC, RC));
+    op_bias_gradient(lab->stream, dbias, dx, NULL, RN, RC, workspace, absmax);
+    check_absmax(lab, v, absmax, dx, RN, RC, "absolute maximum in the bias gradient");
+    op_gelu_backward(lab->stream, dx, pre, dbias, RN, RC, workspace, absmax);
+    check_absmax(lab, v, absmax, dx, RN, RC, "absolute maximum of GELU backward");
+    Swiglu swiglu = {.N = RN, .F = RC, .pre = pre, .dy = dx, .dpre = dpre, .absmax = absmax};
+    op_swiglu_backward(lab->stream, &swiglu);
+    check_absmax(lab, v, absmax, dpre, RN, 2 * RC, "absolute maximum of SwiGLU backward");
+    release(lab, (void *[]){dx, pre, dpre, dbias, workspace, NULL});
+}
+
+// One outlier per kind of vector, also in columns and vectors that do not change.
+static void maxima_of_rope(Lab *lab, Checks *v, uint32_t *absmax, int columns) {
+    enum { GROUPS = 2, HEADS = 4, HD = 64, WIDTH = GROUPS * HEADS * HD };
+    float *table = random_f(lab, (int64_t)RT * columns, 1);
+    floatX *other = poisoned_x(lab, (int64_t)RN * WIDTH);
+    for (int head = 0; head < HEADS; head++) {
+        double *x = random_doubles(lab, (int64_t)RN * WIDTH);
+        x[(int64_t)RN / 2 * WIDTH + head * HD + HD - 1] = 1000;
+        floatX *memory = from_doubles(lab, x, (int64_t)RN * WIDTH);
+        Rope a = {RB, RT, GROUPS, HEADS, HEADS - 1, HD, columns, table, memory, false, other, absmax};
+        op_rope(lab->stream, &a);
+        check_absmax(lab, v, absmax, other, RN, WIDTH, "absolute maximum of reordered rotated vectors");
+        a.back = true;
+        op_rope(lab->stream, &a);
+        check_absmax(lab, v, absmax, memory, RN, WIDTH, "absolute maximum of rotated gradients");
+        a.by_kind = NULL;
+        op_rope(lab->stream, &a);
+        check_absmax(lab, v, absmax, memory, RN, WIDTH, "absolute maximum of vectors rotated in place");
+        free(x);
+        release(lab, (void *[]){memory, NULL});
+    }
+    release(lab, (void *[]){table, other, NULL});
+}
+
+static void maxima_of_results(Lab *lab, Checks *v) {
+    uint32_t *absmax = (uint32_t *)lab_alloc(lab, sizeof *absmax);
+    maxima_of_norms(lab, v, absmax, RC);
+    maxima_of_norms(lab, v, absmax, 2560);
+    maxima_of_linears(lab, v, absmax);
+    maxima_of_rope(lab, v, absmax, 64);
+    maxima_of_rope(lab, v, absmax, 24);  // one column per thread on a GPU
+    release(lab, (void *[]){absmax, NULL});
+}
+
 int main(int argc, char **argv) {
     Site site = {.rank = -1, .phase = "ops"};
     Lab lab = lab_open(&site);
@@ -505,6 +594,7 @@ int main(int argc, char **argv) {
     repeat_head_and_linear(&lab, &v);
     head_in_two_calls(&lab, &v);
     norm_of_rows(&lab, &v);
+    maxima_of_results(&lab, &v);
     int32_t *zeros, *positions;
     random_documents(&lab, 4, 512, false, &zeros, &positions);
     Call big = {2, 512, 3, 64, {0.0f, 0, 0, 0}, zeros, 0},

@@ -6,60 +6,10 @@
 //   stored value  half a unit in the last place of bf16 (at most 2^-8 of the value)
 //   fp32 sums     k x 2^-23 x sum of |a b|, in any order
 //   tanh          2^-11 for the hardware's tanh, times its factor
-#include <math.h>
-#include <stdint.h>
 #include <string.h>
 
-#include "llmc/cuda/internal.h"
 #include "llmc/ops.h"
-#include "test/gpu/check.h"
-
-typedef struct Bench {
-    Checks *checks;
-    Device *device;
-    Stream *stream;
-    uint64_t random;
-} Bench;
-
-static void *new_memory(Bench *b, size_t bytes) {
-    Error err = {};
-    void *memory = device_alloc(b->device, bytes, "a test", &err);
-    if (!memory) fatal(NULL, err.code, "%s", err.what);
-    return memory;
-}
-static void *new_host(size_t bytes) { return xcalloc(1, bytes ? bytes : 1, "a test"); }
-
-// Roughly uniform in (-scale, scale).
-static float draw(Bench *b, float scale) {
-    b->random = b->random * 6364136223846793005u + 1442695040888963407u;
-    return ((float)(b->random >> 40) / 8388608.0f - 1.0f) * scale;
-}
-
-// The same bf16 values on the host and on the device.
-typedef struct Values {
-    floatX *host, *device;
-    int64_t count;
-} Values;
-static Values random_values(Bench *b, int64_t count, float scale) {
-    Values v = {(floatX *)new_host((size_t)count * sizeof(floatX)),
-                (floatX *)new_memory(b, (size_t)count * sizeof(floatX)), count};
-    for (int64_t i = 0; i < count; i++) v.host[i] = floatX_from_float(draw(b, scale));
-    copy_to_device(b->stream, v.device, v.host, (size_t)count * sizeof(floatX));
-    return v;
-}
-static void values_free(Bench *b, Values *v) {
-    stream_synchronize(b->stream);
-    device_free(b->device, v->device);
-    free(v->host);
-}
-static double at(const Values *v, int64_t i) { return floatX_to_float(v->host[i]); }
-
-static floatX *fetch(Bench *b, const void *device, int64_t count, size_t size) {
-    floatX *host = (floatX *)new_host((size_t)count * size);
-    copy_to_host(b->stream, host, device, (size_t)count * size);
-    stream_synchronize(b->stream);
-    return host;
-}
+#include "test/gpu/linear_data.h"
 
 // (1 + tanh(u)) / 2 without cancellation, which would lose all digits below u = -19.
 static double exact_gate(double x) {
@@ -71,17 +21,6 @@ static double exact_gelu_derivative(double x) {
     return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 3 * 0.044715 * x * x);
 }
 
-static double bf16_half_ulp(double x) { return fabs(x) * 0x1p-8; }
-
-// Largest error of an output tensor in units of its bound, and where it occurs.
-typedef struct Worst {
-    double ratio;
-    int64_t at;
-} Worst;
-static void compare(Worst *worst, int64_t i, double got, double exact, double bound) {
-    double ratio = fabs(got - exact) / (bound + 1e-30);
-    if (!(ratio <= worst->ratio)) worst->ratio = ratio, worst->at = i;  // NaN counts as the worst
-}
 static void check_worst(Bench *b, const Worst *worst, const char *what, int64_t N, int C, int OC) {
     check(b->checks, worst->ratio <= 1.0,
           "%s of (%lld, %d) x (%d, %d)^T: element %lld is off by %g times its bound", what, (long long)N, C,
@@ -231,7 +170,7 @@ static void test_backward(Bench *b, int64_t N, int C, int OC, bool with_pre) {
         copy_to_device(b->stream, dw, start, dw_bytes);
         copy_to_device(b->stream, dbias, start, dbias_bytes);
         for (int pass = 0; pass < 2; pass++) {
-            op_bias_gradient(b->stream, dbias, dy.device, NULL, N, OC, workspace);
+            op_bias_gradient(b->stream, dbias, dy.device, NULL, N, OC, workspace, NULL);
             op_linear_backward(b->stream, &linear);
         }
         float *got_dw = (float *)fetch(b, dw, (int64_t)OC * C, sizeof(float)),
@@ -352,7 +291,7 @@ static void time_layer(Bench *b, const Layer *l, int64_t N) {
         for (int i = 0; i < REPEATS; i++) op_linear_forward(b->stream, &forward);
         event_record(mark[1], b->stream);
         for (int i = 0; i < REPEATS; i++) {
-            op_bias_gradient(b->stream, dbias, dy.device, NULL, N, l->OC, workspace);
+            op_bias_gradient(b->stream, dbias, dy.device, NULL, N, l->OC, workspace, NULL);
             op_linear_backward(b->stream, &backward);
         }
         event_record(mark[2], b->stream);

@@ -462,7 +462,7 @@ static bool save(Layout *l, const char *folder, int64_t iteration, Error *err) {
                    .lock = &lock};
     RunState state = {.iteration = iteration, .beta1_power = 0.5, .beta2_power = 0.25};
     bool ok = (rank != 0 || save_folder_lock(folder, 5, &lock, err)) && saver_has_room(&saver, 0, err) &&
-              saver_save(&saver, &state, err);
+              saver_save(&saver, &state, NULL, err);
     if (rank == 0) save_folder_unlock(&lock);
     progress_close(progress);
     log_close(log);

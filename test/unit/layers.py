@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 
-# Lowest first. The three headers directly in llmc/ are the interface to the hardware; device.h
+# Lowest first. The headers directly in llmc/ are the interface to the hardware; device.h
 # depends only on llmc/base/base.h. The backends implement them and may use every layer below
 # llmc/state.
 LAYERS = ["llmc/base", "llmc/ops.h", "llmc/ranks", "llmc/comm.h", "llmc/data", "sdp4bit", "llmc/config",
@@ -24,6 +24,8 @@ def layer(path):
     """Returns the index of a file's layer, or None."""
     if path == "llmc/device.h":
         return 0
+    if path == "llmc/ops_fp8.h":
+        return LAYERS.index("llmc/ops.h")
     if path.startswith(BACKENDS):
         return LAYERS.index("llmc/state")
     for i, name in enumerate(LAYERS):

@@ -113,6 +113,7 @@ static struct {
     bool background;  // asynchronous, from staging memory
     Retention keep;
     int64_t before;  // iteration from which the run resumed
+    const Fp8State *fp8;
 } manner;
 
 static inline bool save(const char *directory, int64_t iteration, uint64_t salt, Error *err) {
@@ -120,6 +121,7 @@ static inline bool save(const char *directory, int64_t iteration, uint64_t salt,
     prepare(&s, directory, iteration, salt, 20);
     s.save.keep = manner.keep;
     s.save.before = manner.before;
+    s.save.fp8 = manner.fp8;
     if (manner.background) take_staging(&s.save);
     bool ok = save_whole(&s.save, err);
     free(s.save.staging);

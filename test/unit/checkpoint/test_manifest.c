@@ -57,6 +57,70 @@ static void edit_manifest(const char *path, const char *original, size_t bytes, 
     free(text);
 }
 
+// --- delayed FP8 scaling -------------------------------------------------------------------------
+
+enum { FP8_SCALES = 5 };
+static float fp8_scale_values[FP8_SCALES] = {1, 0x1.fffffep127f, 0x1p-149f, 0x1.5p-3f, 64};
+static float fp8_histories[3 * FP8_SCALES] = {0, 0x1.fffffep127f, 0x1p-149f, 3, 1.1f, 7};
+
+static void fp8_scaling_is_saved(void **state) {
+    Folder *f = (Folder *)*state;
+    for (int length = 0; length <= 3; length++) {  // 0: no state
+        const Fp8State fp8 = {length ? FP8_SCALES : 0, length, fp8_scale_values, fp8_histories};
+        Error err = {0};
+        manner.fp8 = &fp8;
+        manner.background = length == 3;
+        assert_true(save(f->save, 5, 1, &err));
+        assert_loads(f->save, 5, 1);
+        Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
+        const Fp8State *loaded = checkpoint_fp8(c);
+        assert_int_equal(loaded->scales, fp8.scales);
+        assert_int_equal(loaded->length, length);
+        size_t bytes = (size_t)fp8.scales * sizeof(float);
+        if (length > 0) assert_memory_equal(loaded->scale, fp8.scale, bytes);
+        if (length > 0) assert_memory_equal(loaded->history, fp8.history, bytes * (size_t)length);
+        checkpoint_close(c);
+    }
+}
+
+static void damaged_fp8_scaling(void **state) {
+    static const struct {
+        const char *from, *to;
+    } edits[] = {
+        {"\"history_length\": 3", "\"history_length\": 2"},  // wrong number of entries
+        {"\"history_length\": 3", "\"history_length\": 0"},
+        {"\"history_length\": 3", "\"history_length\": -1"},
+        {"\"history_length\": 3", "\"history_length\": 4611686018427387904"},
+        {"\"history_length\": 3, ", ""},
+        {"{\"history_length\": 3, \"scales\": \"3f800000", "{\"history_length\": 3, \"scales\": \""},
+        {"\"scales\": \"3f800000", "\"scales\": \"00000000"},  // 0
+        {"\"scales\": \"3f800000", "\"scales\": \"bf800000"},  // negative
+        {"\"scales\": \"3f800000", "\"scales\": \"7f800000"},  // infinite
+        {"\"scales\": \"3f800000", "\"scales\": \"0x800000"},
+        {"\"scales\": \"3f800000", "\"scales\": \"3f80000"},
+        {"\"scales\":", "\"scale\":"},
+        {"\"history\": \"00000000", "\"history\": \"7fc00000"},  // NaN
+        {"\"history\": \"00000000", "\"history\": \"80000000"},
+        {"\"history\": \"00000000", "\"history\": \""},
+        {"\"history\":", "\"past\":"},
+        {"\"fp8_scaling\": {", "\"fp8_scaling\": 7, \"other\": {"},
+    };
+    Folder *f = (Folder *)*state;
+    const Fp8State fp8 = {FP8_SCALES, 3, fp8_scale_values, fp8_histories};
+    Error err = {0};
+    size_t bytes;
+    manner.fp8 = &fp8;
+    assert_true(save(f->save, 5, 1, &err));
+    char *text = read_bytes(f->manifest, &bytes);
+    for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
+        edit_manifest(f->manifest, text, bytes, edits[i].from, edits[i].to);
+        assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
+        assert_one_line(&err);
+        assert_non_null(strstr(err.what, "its \"fp8_scaling\" is malformed"));
+    }
+    free(text);
+}
+
 #define NAME_OF_32 "abcdefghijklmnopqrstuvwxyz012345"
 #define NAME_OF_96 NAME_OF_32 NAME_OF_32 NAME_OF_32
 
@@ -331,6 +395,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(kinds_by_name, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(hostile_nodes, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(version_one, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(fp8_scaling_is_saved, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(damaged_fp8_scaling, make_folder, remove_folder),
     };
     return run_group(&argc, &argv, "manifest", tests, sizeof tests / sizeof *tests);
 }

@@ -227,7 +227,7 @@ static void malformed_words(void **state) {
         {"--data-path=", "--data-path: the value is empty"},
         {"--eval-tasks", "--eval-tasks needs a value"},
         {"--fp16", "--fp16 is refused: training is in bf16"},
-        {"--fp8-format hybrid", "--fp8-format is refused: fp8"},
+        {"--fp4-format e2m1", "--fp4-format is refused: FP4 is not supported"},
         {"--num-experts 8", "mixture of experts"},
         {"--moe-router-topk 2", "mixture of experts"},
         {"--attention-backend unfused", "not one of auto|flash|fused"},

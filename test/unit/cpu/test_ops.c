@@ -42,6 +42,25 @@ static void test_gelu(void **state) {
     check_floatX("op_gelu_forward", y, expected, 3, 1e-6);
 }
 
+// dx in place, with and without its sum over the rows.
+static void test_gelu_backward(void **state) {
+    enum { N = 9, C = 131 };
+    Random rng = {31};
+    floatX *pre = random_floatX(&rng, N * C, 0, 2), *dx = random_floatX(&rng, N * C, 0, 1);
+    floatX *again = copy_of(dx, N * C * sizeof(floatX));
+    float *dbias = random_floats(&rng, C, 1);
+    double *expected = doubles_of(dx, N * C), *dbias64 = zero_doubles(C);
+    for (int c = 0; c < C; c++) dbias64[c] = (double)dbias[c];
+    for (int i = 0; i < N * C; i++) expected[i] *= gelu_derivative_exact((double)floatX_to_float(pre[i]));
+    op_gelu_backward(NULL, dx, pre, dbias, N, C, NULL, NULL);
+    check_floatX("op_gelu_backward", dx, expected, N * C, 2e-5);
+    for (int i = 0; i < N * C; i++) dbias64[i % C] += (double)floatX_to_float(dx[i]);
+    check_floats("its sum", dbias, dbias64, C, 1e-5);
+    op_gelu_backward(NULL, again, pre, NULL, N, C, NULL, NULL);
+    assert_memory_equal(again, dx, N * C * sizeof(floatX));
+    free_all(pre, dx, again, dbias, expected, dbias64, NULL);
+}
+
 // --- dropout -------------------------------------------------------------------------------------
 
 // The multiplier of one element, from the definition in ops.h.
@@ -364,7 +383,7 @@ static void check_layernorm_backward(int B, int T, int C, Dropout d, bool branch
                       .dbeta = dbeta,
                       .branch_sum = branch_sum};
     op_layernorm_backward(NULL, &norm);
-    op_bias_gradient(NULL, dbias, branch ? dbranch : dresidual, branch_sum, ln.N, C, NULL);
+    op_bias_gradient(NULL, dbias, branch ? dbranch : dresidual, branch_sum, ln.N, C, NULL, NULL);
     check_floatX("dresidual", dresidual, expected, ln.n, 2e-5);
     check_floats("dgamma", dgamma, dgamma_expected, C, 1e-4);
     check_floats("dbeta", dbeta, dbeta_expected, C, 1e-4);
@@ -564,7 +583,7 @@ static void check_linear_backward(int N, int C, int OC, bool with_dx, bool with_
                      .overwrite = overwrite,
                      .workspace = workspace};
     op_linear_backward(NULL, &linear);
-    if (with_dbias) op_bias_gradient(NULL, dbias, dy, NULL, N, OC, workspace);
+    if (with_dbias) op_bias_gradient(NULL, dbias, dy, NULL, N, OC, workspace, NULL);
     if (with_dx) check_floatX("linear dx", dx, dx64, N * C, 2e-5);
     for (int i = 0; with_dx && with_pre && i < N * C; i++)
         dpre_bias64[i % C] += (double)floatX_to_float(dx[i]);
@@ -902,6 +921,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exp),
         cmocka_unit_test(test_gelu),
+        cmocka_unit_test(test_gelu_backward),
         cmocka_unit_test(test_dropout_multipliers),
         cmocka_unit_test(test_dropout_far_elements),
         cmocka_unit_test(test_dropout_statistics),

@@ -232,7 +232,7 @@ static void check_mlp(int64_t N, int C, int F) {
     m.second = (Linear){N, F, C, hidden, m.w2, m.b2, y, NULL, dy, pre, dpre, dw2, db1, false, workspace, 0};
     mlp_forward(&m);
     op_linear_backward(NULL, &m.second);
-    op_bias_gradient(NULL, db2, dy, NULL, N, C, workspace);
+    op_bias_gradient(NULL, db2, dy, NULL, N, C, workspace, NULL);
     op_linear_backward(NULL, &m.first);
     check_gradient(mlp_forward, &m, (Input){"x", as_floats(m.x), as_floats(dx), N * C}, &rng);
     check_gradient(mlp_forward, &m, (Input){"w1", as_floats(m.w1), dw1, n_w}, &rng);
@@ -331,7 +331,7 @@ static void test_swiglu_gradients(void **state) {
     Random rng = {26};
     floatX *pre = random_floatX(&rng, N * 2 * F, 0, 1), *dpre = poisoned_floatX(N * 2 * F);
     SwigluCase c = {.weights = random_floats(&rng, N * F, 1)};
-    c.op = (Swiglu){N, F, pre, poisoned_floatX(N * F), as_floatX(c.weights), dpre};
+    c.op = (Swiglu){N, F, pre, poisoned_floatX(N * F), as_floatX(c.weights), dpre, NULL};
     op_swiglu_backward(NULL, &c.op);
     check_gradient(swiglu_forward, &c, (Input){"pre", as_floats(pre), as_floats(dpre), N * 2 * F}, &rng);
     free_all(pre, dpre, c.op.y, c.weights, NULL);

@@ -217,7 +217,7 @@ static void test_swiglu(void **state) {
         gradient[at] = d * up * (share + g * share * (1 - share));
         gradient[at + F] = d * g * share;
     }
-    Swiglu a = {N, F, pre, y, dy, dpre};
+    Swiglu a = {N, F, pre, y, dy, dpre, NULL};
     op_swiglu_forward(NULL, &a);
     op_swiglu_backward(NULL, &a);
     check_floatX("SwiGLU", y, expected, N * F, 1e-5);
@@ -249,7 +249,7 @@ static void test_rope(void **state) {
             }
         }
     }
-    Rope a = {B, T, G, HEADS, TURNED, HD, COLUMNS, table, x, false, NULL}, b = a;
+    Rope a = {B, T, G, HEADS, TURNED, HD, COLUMNS, table, x, false, NULL, NULL}, b = a;
     b.x = copy_of(x, N * sizeof(floatX));
     b.by_kind = poisoned_floatX(N);
     op_rope(NULL, &a);

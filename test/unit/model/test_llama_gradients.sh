@@ -10,8 +10,8 @@ if ! "$python" -c 'import torch, numpy, transformers' 2>/dev/null; then
     exit 77
 fi
 [ -x "$program" ] || { echo "not ok $program is not built"; exit 1; }
-for blocks in "" "--qk-layernorm --kv-channels 32"; do
+for blocks in "" "--qk-layernorm --kv-channels 32" "--fp8-format hybrid" "--fp8-format e4m3"; do
     # shellcheck disable=SC2086 # may be empty
     "$python" dev/ref/llama_gradients.py "$program" --seq-length 96 --hidden-size 128 \
-        --ffn-hidden-size 344 --vocab-size 512 $blocks || exit 1
+        --ffn-hidden-size 352 --vocab-size 512 $blocks || exit 1
 done

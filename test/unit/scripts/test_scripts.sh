@@ -147,6 +147,23 @@ peer_of_one_gpu() { # the peer runs as precisely as this program, and in its fas
         { why="other runs of PyTorch"; return 1; }
 }
 check "single_gpu.sh runs PyTorch with fp32 and with bf16 weights" peer_of_one_gpu
+fp8_of_one_gpu() { # modes and peers in FP8, and the first layers of a large model
+    mkdir -p "$work/peer"
+    rm -f "$work/peer/"*calls
+    printf '#!/bin/sh\necho "$*" >>"%s"\n' "$work/peer/train_calls" >"$work/peer/train_gpt"
+    printf '#!/bin/sh\necho "$*" >>"%s"\n' "$work/peer/calls" >"$work/peer/python3"
+    chmod +x "$work/peer/"*
+    PATH=$work/peer:$PATH BUILD=$work/peer dev/bench/single_gpu.sh --models 6.7b-8:4 \
+        --modes "default fp8-blockwise" --pytorch "fp32 fp32+fp8" \
+        --out "$work/peer/out.json" >"$work/out" 2>"$work/err" || { why="exit code $?"; return 1; }
+    [ "$(grep -o 'pytorch_gpt.py.*' "$work/peer/calls" | tr '\n' ,)" = \
+        "pytorch_gpt.py 6.7b-8:4 --weights fp32,pytorch_gpt.py 6.7b-8:4 --weights fp32 --float8 tensorwise," ] ||
+        { why="other runs of PyTorch"; return 1; }
+    [ "$(grep -c 'gpt_6.7b.args --num-layers 8 ' "$work/peer/train_calls")" = 2 ] &&
+        [ "$(grep -c -e '--fp8-format hybrid --fp8-recipe blockwise' "$work/peer/train_calls")" = 1 ] ||
+        { why="other runs of the trainer"; return 1; }
+}
+check "single_gpu.sh runs FP8 and a few layers if asked" fp8_of_one_gpu
 vocabulary_not_made() {
     PATH=$work/bin:$PATH dev/data/get_gpt2_vocab.sh /proc/nowhere >"$work/out" 2>"$work/err"
     error_line 3 "/proc/nowhere" $?
