@@ -7,7 +7,9 @@ per step, peak memory and the losses of the first and the last step.
     python3 dev/bench/pytorch_gpt.py 125m:32 350m:16 1.3b:8 llama_1.1b:8 [--weights bf16]
                                      [--steps 20] [--sequence 2048] [--way WAY] [--attention]
                                      [--compile modules|model|none] [--compile-mode MODE]
-                                     [--residual bf16|fp32] [--device cuda|cpu]
+                                     [--residual bf16|fp32] [--float8 RECIPE] [--device cuda|cpu]
+
+A model NAME-N, such as 6.7b-8, is the first N layers with a vocabulary of 1024.
 
 --weights fp32   bf16 autocast and norm clipping, like nanoGPT; as precise as this trainer
 --weights bf16   weights, gradients and AdamW moments in bf16, no clipping. This is PyTorch's fastest
@@ -18,6 +20,9 @@ per step, peak memory and the losses of the first and the last step.
 --compile-mode   mode of torch.compile
 --residual bf16  data type of the residual stream with fp32 weights; this trainer's is bf16. With fp32,
                  the embeddings set it, as in nanoGPT
+--float8 RECIPE  runs the linear layers of all blocks in FP8 with torchao; the LM head stays in bf16
+         tensorwise  one scale per tensor, computed from the tensor itself
+         rowwise     one scale per row
 --way WAY        attention backend, with a name that --attention prints [the fastest]
 --attention      only measures attention with every SDPA backend, in ms per layer
 --device cpu     only to check the losses, with the model "tiny" and a short --sequence
@@ -26,6 +31,7 @@ Llama uses one matrix product for queries, keys and values, and one for gate and
 """
 import argparse
 import contextlib
+import dataclasses
 import json
 import time
 
@@ -35,12 +41,13 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-MODELS = {"tiny": (2, 64, 2), "125m": (12, 768, 12), "350m": (24, 1024, 16), "1.3b": (24, 2048, 16)}
+MODELS = {"tiny": (2, 64, 2), "125m": (12, 768, 12), "350m": (24, 1024, 16), "1.3b": (24, 2048, 16),
+          "2.7b": (32, 2560, 32), "6.7b": (32, 4096, 32)}
 # Layers, hidden size, heads, groups, MLP size, vocabulary, tied word embeddings.
 LLAMAS = {"llama_tiny": (2, 64, 4, 2, 192, 512, False),
           "llama_125m": (12, 768, 12, 12, 2048, 50304, True),
           "llama_1.1b": (22, 2048, 32, 4, 5632, 32000, False)}
-VOCABULARY = 50304
+VOCABULARY, FEW_LAYERS_VOCABULARY = 50304, 1024
 
 
 class Embedding(nn.Module):
@@ -114,9 +121,9 @@ class Block(nn.Module):
         return x + self.fc2(F.gelu(self.fc1(self.ln2(x)), approximate="tanh"))
 
 
-def make_gpt(layers, width, heads, length, residual):
-    embedding = Embedding(VOCABULARY, width, length, residual)
-    head = Head(nn.LayerNorm(width), width, VOCABULARY, embedding.tokens.weight)
+def make_gpt(layers, width, heads, vocabulary, length, residual):
+    embedding = Embedding(vocabulary, width, length, residual)
+    head = Head(nn.LayerNorm(width), width, vocabulary, embedding.tokens.weight)
     return Model(embedding, [Block(width, heads) for _ in range(layers)], head)
 
 
@@ -213,15 +220,35 @@ def print_attention(name, rows, length):
               flush=True)
 
 
+def gpt_shape(name):
+    """Returns layers, hidden size, heads and vocabulary of a GPT."""
+    name, _, first_layers = name.partition("-")
+    layers, width, heads = MODELS[name]
+    return (int(first_layers), width, heads, FEW_LAYERS_VOCABULARY) if first_layers else (
+        layers, width, heads, VOCABULARY)
+
+
 def attention_sizes(name):
-    return LLAMAS[name][1:4] if name in LLAMAS else (*MODELS[name][1:], MODELS[name][2])
+    if name in LLAMAS:
+        return LLAMAS[name][1:4]
+    _, width, heads, _ = gpt_shape(name)
+    return width, heads, heads
 
 
 def make_model(name, length, way, residual):
     """Returns the model and its vocabulary size."""
-    if name in MODELS:
-        return make_gpt(*MODELS[name], length, residual), VOCABULARY
+    if name not in LLAMAS:
+        shape = gpt_shape(name)
+        return make_gpt(*shape, length, residual), shape[3]
     return make_llama(*LLAMAS[name], length, residual, expands(way)), LLAMAS[name][5]
+
+
+def convert_to_float8(model, recipe, emulate):
+    """Converts the linear layers of all blocks. `emulate`: rounds to FP8, but multiplies without it."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    config = dataclasses.replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
+    for block in model.blocks:
+        convert_to_float8_training(block, config=config)
 
 
 def measure(name, rows, length, options):
@@ -233,6 +260,8 @@ def measure(name, rows, length, options):
     ids = torch.randint(vocabulary, (rows, length + 1))
     batch = [part.contiguous().to(device) for part in (ids[:, :-1], ids[:, 1:])]
     model.to(device, torch.float32 if fp32 else torch.bfloat16)
+    if options.float8:
+        convert_to_float8(model, options.float8, emulate=device == "cpu")
     model.compile_parts(options.compile, options.compile_mode)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1,
                                   fused=True)
@@ -264,10 +293,11 @@ def measure(name, rows, length, options):
         synchronize()
     seconds = (time.perf_counter() - start) / max(options.steps, 1)
     peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
-    print(json.dumps({"program": f"pytorch {torch.__version__} {options.weights} weights", "model": name,
-                      "micro_batch": rows, "ms": 1e3 * seconds, "tokens_per_second": rows * length / seconds,
-                      "peak_gib": peak, "loss": loss.item(), "first_loss": first_loss,
-                      "compile": options.compile, "compile_mode": options.compile_mode,
+    program = f"pytorch {torch.__version__} {options.weights} weights" + (", FP8" if options.float8 else "")
+    print(json.dumps({"program": program, "model": name, "float8": options.float8, "micro_batch": rows,
+                      "ms": 1e3 * seconds, "tokens_per_second": rows * length / seconds, "peak_gib": peak,
+                      "loss": loss.item(), "first_loss": first_loss, "compile": options.compile,
+                      "compile_mode": options.compile_mode,
                       "residual": str(residual)[len("torch."):], "way": way,
                       "compile_seconds": compile_seconds}), flush=True)
 
@@ -283,6 +313,7 @@ def main():
     parser.add_argument("--compile", choices=["modules", "model", "none"], default="modules")
     parser.add_argument("--compile-mode", default="default")
     parser.add_argument("--residual", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--float8", choices=["tensorwise", "rowwise"])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     options = parser.parse_args()
     if options.device == "cpu":

@@ -8,6 +8,12 @@
 #   dev/bench/single_gpu.sh [--models "125m:32 350m:16 1.3b:8"] [--iters 30]
 #                           [--modes "default deterministic"]
 #                           [--pytorch "fp32 bf16"|none] [--out FILE.json]
+#
+#   models    NAME:ROWS, ROWS samples per micro-batch. NAME-N:ROWS, such as 6.7b-8:4, uses the first
+#             N layers and a vocabulary of 1024, for models that do not fit on one GPU
+#   modes     default, deterministic, or fp8-RECIPE: --fp8-format hybrid with this --fp8-recipe
+#   pytorch   fp32, bf16: data type of the weights. fp32+fp8 and bf16+fp8 run the linear layers of
+#             all blocks in FP8 with scales per tensor, which needs torchao
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
@@ -38,14 +44,19 @@ flags_of() {
     case $1 in
     llama_1.1b) config=(@configs/llama_1.1b.args --tokenizer-type NullTokenizer --vocab-size 31999) ;;
     llama_*) config=(@configs/"$1".args) ;;
+    *-*) config=(@configs/gpt_"${1%-*}".args --num-layers "${1##*-}" --tokenizer-type NullTokenizer
+        --vocab-size 1023 --make-vocab-size-divisible-by 128) ;;
     *) config=(@configs/gpt_"$1".args) ;;
     esac
 }
 for model in $models; do
     flags_of "${model%:*}"
     for mode in $modes; do
-        flags=()
-        [ "$mode" = deterministic ] && flags=(--deterministic-mode)
+        case $mode in
+        deterministic) flags=(--deterministic-mode) ;;
+        fp8-*) flags=(--fp8-format hybrid --fp8-recipe "${mode#fp8-}") ;;
+        *) flags=() ;;
+        esac
         rows=${model#*:}
         echo "running ${model%:*}, micro-batch $rows, $mode" >&2
         "$program" "${config[@]}" --micro-batch-size "$rows" --global-batch-size "$rows" \
@@ -56,9 +67,12 @@ for model in $models; do
     done
 done
 if [ "$pytorch" != none ] && python3 -c 'import torch' 2>/dev/null; then
-    for weights in $pytorch; do
+    for peer in $pytorch; do
+        flags=()
+        [[ $peer != *+fp8 ]] || flags=(--float8 tensorwise)
         # shellcheck disable=SC2086 # $models is a list
-        python3 dev/bench/pytorch_gpt.py $models --weights "$weights" >>"$folder/pytorch.json" || true
+        python3 dev/bench/pytorch_gpt.py $models --weights "${peer%+fp8}" ${flags[@]+"${flags[@]}"} \
+            >>"$folder/pytorch.json" || true
     done
 fi
 python3 dev/bench/single_gpu_table.py "$folder" "$out"

@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from tables import json_lines, number_column as number, print_columns, write_records
 
 SHAPES = {"125m": (12, 768), "350m": (24, 1024), "1.3b": (24, 2048), "2.7b": (32, 2560), "6.7b": (32, 4096)}
-VOCABULARY, LENGTH = 50304, 2048
+VOCABULARY, FEW_LAYERS_VOCABULARY, LENGTH = 50304, 1024, 2048
 # Layers, hidden size, key/value heads per head, MLP size, vocabulary, untied word embeddings.
 LLAMAS = {"llama_125m": (12, 768, 1, 2048, 50304, False), "llama_1.1b": (22, 2048, 1 / 8, 5632, 32000, True)}
 ORDER = [*SHAPES, *LLAMAS]
@@ -26,9 +26,11 @@ def flops_per_token(model):
         matrices = layers * width * ((2 + 2 * shared) * width + 3 * ffn) + vocabulary * width
         norms, attention = (2 * layers + 1) * width, 6 * layers * width * LENGTH
         return 6 * matrices + 2 * attention, 6 * (matrices + norms) + attention
-    layers, width = SHAPES[model]
-    parameters = VOCABULARY * width + LENGTH * width + layers * (12 * width * width + 13 * width) + 2 * width
-    megatron = 72 * layers * width**2 * (1 + LENGTH / (6 * width) + VOCABULARY / (12 * layers * width))
+    name, _, first_layers = model.partition("-")  # 6.7b-8: the first 8 layers
+    layers, width = SHAPES[name]
+    layers, vocabulary = (int(first_layers), FEW_LAYERS_VOCABULARY) if first_layers else (layers, VOCABULARY)
+    parameters = vocabulary * width + LENGTH * width + layers * (12 * width * width + 13 * width) + 2 * width
+    megatron = 72 * layers * width**2 * (1 + LENGTH / (6 * width) + vocabulary / (12 * layers * width))
     return megatron, 6 * parameters + 6 * layers * width * LENGTH
 
 
@@ -72,12 +74,12 @@ def main():
     folder, out = sys.argv[1:]
     rows = list(our_rows(folder)) + json_lines(os.path.join(folder, "pytorch.json"))
     peak = matmul_peak()
-    rows.sort(key=lambda r: (ORDER.index(r["model"]), r["program"]))
+    rows.sort(key=lambda r: (ORDER.index(r["model"].partition("-")[0]), r["model"], r["program"]))
     for r in rows:
         r["tflops_megatron"], r["tflops_causal"] = (
             flops * r["tokens_per_second"] / 1e12 for flops in flops_per_token(r["model"]))
     print_columns((
-        ("", -32, lambda r: r["program"]), ("model", -10, lambda r: r["model"]),
+        ("", -39, lambda r: r["program"]), ("model", -10, lambda r: r["model"]),
         number("batch", 5, "d", "micro_batch"), number("ms/step", 9, ".2f", "ms"),
         number("tokens/s", 11, ".0f", "tokens_per_second"), number("TFLOP/s", 9, ".1f", "tflops_megatron"),
         number("causal", 9, ".1f", "tflops_causal"),
