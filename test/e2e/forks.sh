@@ -72,6 +72,17 @@ by_hand() {
         [ -s "$work/page/125m-branches_p500_l100_gradient_error.svg" ]
 }
 check "gaps, intervals and conclusions with known answers" by_hand
+# Gaps of fp8-delayed to the mean of baseline and replicates: 0.001, 0.001, 0.001. Gaps of
+# sdp4bit-fp8-delayed to SDP4Bit: 0.0010, 0.0030, 0.0020; half width 4.303 * 0.001 / sqrt(3).
+fp8() {
+    cp -r "$work/one" "$work/fp8" && made fp8 fp8-delayed 0 3.002 && made fp8 fp8-delayed 1 3.101 &&
+        made fp8 fp8-delayed 2 3.201 && made fp8 sdp4bit-fp8-delayed 0 3.006 &&
+        made fp8 sdp4bit-fp8-delayed 1 3.109 && made fp8 sdp4bit-fp8-delayed 2 3.207 && reports "$work/fp8" &&
+        says '| fp8-delayed | 3 | 3.10133 | +0.00100 | 0.00000 | +0.032 | worse |' &&
+        says '- fp8-delayed is as good as the baseline, to 0.003: holds (+0.00100 ± 0.00000)' &&
+        says '- sdp4bit-fp8-delayed is as good as sdp4bit, to 0.003: **inconclusive** (+0.00200 ± 0.00248)'
+}
+check "FP8 presets are compared with the same preset in bf16" fp8
 other_bits() {
     cp -r "$work/one" "$work/bits" && made bits lossless 0 3.0000 && reports "$work/bits" &&
         says 'lossless is bitwise identical to the baseline: **does not hold** for data 0'
@@ -238,6 +249,31 @@ real_report() {
         "$study" power "$work/study/125m-branches" >"$work/out" && grep -q '^| 12 | 8 | ' "$work/out"
 }
 check "report and power for real forks" real_report
+# Forks whose settings differ from the forks in the base run's folder. On one rank there is no
+# communication, so only the linear layers of an FP8 fork differ from the baseline.
+one_rank() {
+    local name
+    forks baseline,fp8-tensorwise,fp8-delayed 0 --name one --base-run 125m --ranks 1 --gpus-per-node 1 &&
+        forks sdp4bit-fp8-delayed 0 || { say "exit code $?: $(tail -n 1 "$work/err")"; return 1; }
+    [ ! -e "$work/study/one-branches/trunk.json" ] || { say "another base run"; return 1; }
+    for name in fp8-tensorwise fp8-delayed; do
+        grep -q '"kind":"start".*"fp8_recipe":"'"${name#fp8-}"'"' \
+            "$work/study/raw/one-branches/$name.p12.l8.d0/log.jsonl" || { say "$name did not use FP8"; return 1; }
+    done
+    python3 - "$work/study" <<'END' 2>"$work/err" || say "$(tail -n 1 "$work/err")"
+import json, sys
+result = lambda path: json.load(open(f"{sys.argv[1]}/{path}.p12.l8.d0.json"))
+base = result("one-branches/baseline")
+for name in "fp8-tensorwise", "fp8-delayed":
+    fork = result("one-branches/" + name)
+    assert fork["settings"] == base["settings"] and fork["settings"]["ranks"] == 1, fork["settings"]
+    assert fork["inter_node_bytes"] == 0 and 0 < abs(fork["valid_loss"] - base["valid_loss"]) < 0.05, fork
+both, quant = result("125m-branches/sdp4bit-fp8-delayed"), result("125m-branches/sdp4bit")
+assert both["settings"] == quant["settings"] and both["inter_node_bytes"] == quant["inter_node_bytes"], both
+assert both["bits"] != quant["bits"]
+END
+}
+check "FP8 forks, and forks of another folder's base run" one_rank
 larger_batch() { # data and learning rates are positions in samples, so the base run still fits
     local raw=$work/study/raw
     mkdir -p "$work/study/double-branches" "$raw/double-branches" &&

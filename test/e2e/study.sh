@@ -67,6 +67,20 @@ warnings() {
         says 'Presets with one seed share one reference'
 }
 check "warnings on the page" warnings
+fp8() { # the references are the baseline and SDP4Bit
+    local i=0 loss
+    cp -r "$work/one" "$work/fp8" && cp "$work"/two/sdp4bit.*.json "$work/fp8"
+    for loss in 3.001 3.021 2.981 3.041; do made fp8 fp8-delayed $((i += 1)) $loss; done
+    i=0
+    for loss in 3.01 3.05 3.00 3.06; do made fp8 sdp4bit-fp8-blockwise $((i += 1)) $loss; done
+    reports "$work/fp8" && says '## FP8 in these runs' &&
+        says '- fp8-delayed is as good as the baseline, to 0.003: **inconclusive** (+0.00100 ±' &&
+        says '- sdp4bit-fp8-blockwise is as good as sdp4bit, to 0.003: **inconclusive** (+0.00000 ±' &&
+        grep -qF -- '- sdp4bit-fp8-blockwise is as good as sdp4bit' "$work/out" || return 1
+    reports "$work/one" "$work/two" && ! grep -q FP8 "$work/page/125m.md" ||
+        say "a page without FP8 mentions it"
+}
+check "FP8 presets are compared with the same preset in bf16" fp8
 command_of() { # includes the micro-batch size only if all runs have the same
     local command='    dev/experiments/study run --data PREFIX --model 125m --iterations 100 --global-batch-size 64'
     cp -r "$work/one" "$work/eight" && reports "$work/eight" && says "$command --ranks 4 --gpus-per-node 2" ||

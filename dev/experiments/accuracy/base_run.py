@@ -29,12 +29,17 @@ def raw_folder(options):
     return os.path.join(options.results, "raw", f"{options.name}-branches")
 
 
+def base_name(options):
+    """Returns the name of the base run: --base-run of `study fork`, or --name."""
+    return getattr(options, "base_run", None) or options.name
+
+
 def saves_folder(options):
-    return os.path.join(raw_folder(options), "trunk.checkpoints")
+    return os.path.join(options.results, "raw", f"{base_name(options)}-branches", "trunk.checkpoints")
 
 
 def description_path(options):
-    return os.path.join(folder(options), "trunk.json")
+    return os.path.join(options.results, f"{base_name(options)}-branches", "trunk.json")
 
 
 def read_base_run(options):

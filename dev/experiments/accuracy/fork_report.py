@@ -9,7 +9,7 @@ from .common import StudyError, read_json
 from .noise import MARGIN, lost
 from .plots import gap_plot, plots
 from .scratch_report import write_page
-from .statements import items, meanings, ordering, paragraph, single_comparisons, table
+from .statements import fp8_statements, items, meanings, ordering, paragraph, single_comparisons, table
 from .replicates import ForkNoise, Chance, compared, families, power_table, read_forks
 
 
@@ -57,7 +57,7 @@ def section(group, presets, name):
                        f"{some['settings']['ranks'] // some['settings']['ranks_per_node']} nodes.")
     rows = table(results, noise)
     lines += ["", rows[0].replace("seeds", "forks"), *rows[1:], "", *chance_text(chance, presets)]
-    said = ordering(results, noise) + bit_identical(presets)
+    said = ordering(results, noise) + fp8_statements(results, noise) + bit_identical(presets)
     lines += ["", *said] if said else []
     several = any(len(runs) > lost(results, preset)
                   for preset, runs in results.items() if preset != "baseline")

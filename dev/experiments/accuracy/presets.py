@@ -10,6 +10,15 @@ from .common import StudyError
 FOUR = [1234, 1235, 1236, 1237]
 
 
+FP8_RECIPES = ["tensorwise", "delayed", "blockwise"]
+
+
+def fp8_presets(name, preset):
+    """Returns an entry of PRESETS per FP8 recipe, with the communication formats of `preset`."""
+    return {f"{name}{recipe}": (preset, ["--fp8-format", "hybrid", "--fp8-recipe", recipe], FOUR[:1])
+            for recipe in FP8_RECIPES}
+
+
 def gradient_groups(size):
     return ["--gq-group-size-intra", str(size), "--gq-group-size-inter", str(size)]
 
@@ -40,6 +49,8 @@ PRESETS = {
     "local-0.7-0.9": ("local", ["--outer-lr", "0.7", "--outer-momentum", "0.9"], FOUR[:1]),  # DiLoCo's
     "qwd-nearest": ("qwd", ["--wq-rounding", "nearest"], FOUR[:1]),
     "eden2": ("eden3", ["--gradient-quantization-bits-inter", "2"], FOUR[:1]),
+    **fp8_presets("fp8-", "baseline"),
+    **fp8_presets("sdp4bit-fp8-", "sdp4bit"),
 }
 SETS = {
     "all": list(PRESETS),
@@ -49,7 +60,12 @@ SETS = {
     "ablation": ["qw-g32", "qw-g128", "qw-g2048", "qwd", "tlq-hs-g64", "tlq-hs", "tlq-hs-g512"],
     "paper": ["baseline", "sdp4bit", "qwd", "tlq-hs", "tlq", "ulq", "qw-g2048", "qw-g128", "qw-g32",
               "tlq-hs-g64", "tlq-hs-g512"],
+    "fp8": ["baseline", *fp8_presets("fp8-", "")],
+    "sdp4bit-fp8": ["baseline", "sdp4bit", *fp8_presets("sdp4bit-fp8-", "")],
 }
+# FP8 presets and the presets with bf16 linear layers that they must equal.
+FP8_EQUAL = [*((preset, "baseline") for preset in fp8_presets("fp8-", "")),
+             *((preset, "sdp4bit") for preset in fp8_presets("sdp4bit-fp8-", ""))]
 # Replicates of the baseline, for forks only: offset of the fp32 learning rate in units in the last
 # place.
 REPLICATES = {"replicate1": 1, "replicate2": -1, "replicate3": 2, "replicate4": -2}

@@ -5,7 +5,7 @@ from .common import StudyError
 from .noise import Noise, baseline_gaps
 from .plots import plots
 from .scratch import read_results
-from .statements import COLUMNS, meanings, ordering, paragraph, single_comparisons, table
+from .statements import COLUMNS, fp8_statements, meanings, ordering, paragraph, single_comparisons, table
 
 
 def made_by(results, model):
@@ -65,6 +65,9 @@ def page_text(results, noise, model, pictures):
     order = ordering(results, noise)
     if order:
         lines += ["", "## The paper's claims in these runs", "", *order]
+    fp8 = fp8_statements(results, noise)
+    if fp8:
+        lines += ["", "## FP8 in these runs", "", *fp8]
     lines += ["", "## Plots", ""] + [f"![{name}]({model}_{name}.svg)" for name in pictures]
     return "\n".join(lines) + "\n"
 
@@ -88,6 +91,6 @@ def report(options):
     model = next(iter(results["baseline"].values()))["settings"]["model"]
     pictures = plots(results, noise, model)
     write_page(options.out, model, page_text(results, noise, model, pictures), pictures)
-    print("\n".join(table(results, noise) + [""] + ordering(results, noise)))
+    print("\n".join(table(results, noise) + [""] + ordering(results, noise) + fp8_statements(results, noise)))
     print(f"\nwritten: {os.path.join(options.out, model)}.md and {len(pictures)} plots")
     return 0

@@ -2,7 +2,7 @@
 import statistics
 import textwrap
 
-from .presets import PAPER_EQUAL, PAPER_ORDER, trains_alone
+from .presets import FP8_EQUAL, PAPER_EQUAL, PAPER_ORDER, trains_alone
 from .noise import MARGIN, as_good, base_of, baseline_gaps, error_mean, gaps, lost, mean_of, classify
 from tables import cell  # dev/, whose path common adds
 
@@ -64,12 +64,14 @@ def order_of(results, noise, worse, better):
         "inside the noise": "**inconclusive**, inside the noise"})
 
 
-def equality_of(results, noise, preset):
-    """Describes whether the preset costs less than MARGIN in these runs. Returns "" without common seeds."""
+def equality_of(results, noise, preset, reference="baseline"):
+    """Describes whether `preset` costs less than MARGIN compared with `reference` in these runs.
+
+    Returns "" without common seeds."""
     if lost(results, preset):
         return (f"**does not hold**: {lost(results, preset)} of {len(results[preset])} runs diverged, "
-                f"compared with {lost(results, 'baseline')} of {len(results['baseline'])} baseline runs")
-    values = baseline_gaps(results, preset)
+                f"compared with {lost(results, reference)} of {len(results[reference])} {reference} runs")
+    values = list(gaps(results, preset, reference).values())
     return values and described(noise, values, as_good, {
         "yes": "holds", "no": "**does not hold**", "unknown": "**inconclusive**"})
 
@@ -81,8 +83,16 @@ def ordering(results, noise):
     said = [(f"{worse} is worse than {better}", order_of(results, noise, worse, better))
             for worse, better in PAPER_ORDER if worse in results and better in results]
     said += [(f"{preset} is as good as the baseline, to {MARGIN}", equality_of(results, noise, preset))
-             for preset in PAPER_EQUAL]
+             for preset in PAPER_EQUAL if preset in results]
     return [f"- {statement}: {words}" for statement, words in said if words]
+
+
+def fp8_statements(results, noise):
+    """Returns a line per FP8 preset that says whether it is as good as the same preset in bf16."""
+    said = [(preset, reference, equality_of(results, noise, preset, reference))
+            for preset, reference in FP8_EQUAL if preset in results and reference in results]
+    return [f"- {preset} is as good as {'the ' * (reference == 'baseline')}{reference}, to {MARGIN}: {words}"
+            for preset, reference, words in said if words]
 
 
 COLUMNS = 100
