@@ -66,11 +66,11 @@ CJSON_CFLAGS  := $(shell $(PKG_CONFIG) --cflags libcjson 2>/dev/null)
 BLAS_CFLAGS   := $(shell $(PKG_CONFIG) --cflags openblas 2>/dev/null)
 BLAS_LIBS     := $(shell $(PKG_CONFIG) --libs openblas 2>/dev/null || echo -lopenblas)
 CFLAGS        += $(CJSON_CFLAGS)
-LIBS          := -lcjson -lxxhash -lpcre2-8 -lutf8proc -lpthread -lm
+LIBS          := -lcjson -lxxhash -lpcre2-8 -lutf8proc -luring -lpthread -lm
 # STATIC_DEPS=1: relocatable programs. Links the static library if the system has one, else copies
 # the shared library to lib/ next to the program.
 ifeq ($(STATIC_DEPS),1)
-DEPS     := cjson xxhash pcre2-8 utf8proc
+DEPS     := cjson xxhash pcre2-8 utf8proc uring
 ARCHIVED := $(foreach l,$(DEPS),$(if $(filter /%,$(shell $(MPICC) -print-file-name=lib$(l).a)),$(l)))
 COPIED   := $(filter-out $(ARCHIVED),$(DEPS))
 COPIES   := $(foreach l,$(COPIED),$(BUILD)/lib/lib$(l).so)
@@ -226,6 +226,7 @@ endif
 # Functions that tests replace with the linker's --wrap.
 $(BUILD)/test/unit/ranks/test_parallel: LDFLAGS += -Wl,--wrap=pthread_create
 $(BUILD)/test/unit/sdp4bit/test_update_host: LDFLAGS += -Wl,--wrap=heartbeat_progress
+$(BUILD)/test/unit/state/test_overlap: LDFLAGS += -Wl,--wrap=disk_update,--wrap=disk_read,--wrap=disk_write
 $(BUILD)/test/unit/model/test_gpt: LDFLAGS += -Wl,--wrap=zero_reduce_unit
 $(BUILD)/test/mpi/test_heartbeat: LDFLAGS += -Wl,--wrap=mmap,--wrap=pthread_create
 $(BUILD)/test/fuzz/fuzz_shard: LDFLAGS += -Wl,--wrap=mmap,--wrap=munmap
@@ -261,7 +262,8 @@ $(OPS_PROGRAMS:%=$(BUILD)/test/%): $(BUILD)/test/%: $(BUILD)/obj/test/gpu/%.o $(
 # compiles without optimization, in a third of the time.
 # Variables: ARCH ("sm_90 sm_100", native; default: all that the toolkit supports), CUDA_HOME,
 # NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND (folder of cudnn_frontend.h), STATIC_DEPS=1 (relocatable
-# program: cJSON, xxHash, PCRE2 and utf8proc are linked statically or copied to lib/ next to it).
+# program: cJSON, xxHash, PCRE2, utf8proc and liburing are linked statically or copied to lib/ next
+# to it).
 
 GPU_PROGRAMS := $(BUILD)/train_gpt $(BUILD)/generate $(BUILD)/test/gpu/% $(BUILD)/dev/bench/%
 GPU_GOALS := $(filter gpu gpu-% $(GPU_PROGRAMS),$(filter-out $(CPU_BENCHES) $(STEP_BOUND),$(MAKECMDGOALS)))

@@ -180,6 +180,9 @@ void kernel_update_shard(Stream *s, const UpdateShard *a);
 // `threads` threads share the work; their number does not change the result. Reports progress to
 // the watchdog of `site`, which may be NULL.
 void update_shard_host(const UpdateShard *a, int threads, const Site *site);
+// The same for elements [lo, hi) of the shard, the matrices first. lo must be the first element of
+// a group. master, exp_avg and exp_avg_sq hold these elements only.
+void update_range_host(const UpdateShard *a, int64_t lo, int64_t hi, int threads, const Site *site);
 
 // Applies the gathered messages to all model weights, including this rank's shard:
 //   difference      w = floatX(float(w) + q * scale)

@@ -87,13 +87,16 @@ static void write_to(UpdateShard *u, const MessageLayout *m, uint8_t *message) {
 // Context of a bucket's update on the host.
 typedef struct HostUpdate {
     UpdateShard shard;
-    int threads;
+    const QwdHost *host;
+    int bucket;
     const Site *site;
 } HostUpdate;
 
 static void run_update(void *context) {
     const HostUpdate *update = (const HostUpdate *)context;
-    update_shard_host(&update->shard, update->threads, update->site);
+    const QwdHost *host = update->host;
+    if (host->update) host->update(host->store, update->bucket, &update->shard, host->threads, update->site);
+    else update_shard_host(&update->shard, host->threads, update->site);
 }
 
 // Updates on the host and lets lanes->last upload the message to `own`.
@@ -105,7 +108,7 @@ static void update_on_host(const QwdStep *step, int b, UpdateShard *u, const Mes
     u->table.segment = host->segments + u->bucket.first_segment;
     u->fault = host->fault;
     write_to(u, m, host->message[slot]);
-    HostUpdate update = {*u, host->threads, stream_site(host->stream)};
+    HostUpdate update = {*u, host, b, stream_site(host->stream)};
     stream_wait(host->stream, host->sent[slot]);
     stream_host_call(host->stream, run_update, &update, sizeof update);
     event_record(host->made[slot], host->stream);

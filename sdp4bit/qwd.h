@@ -41,10 +41,16 @@ typedef struct QwdLossless {
                            // without its checksum
 } QwdLossless;
 
+// Updates bucket b on the host if the optimizer state is not in memory: sets master, exp_avg and
+// exp_avg_sq of `shard` and calls update_range_host.
+typedef void (*HostUpdater)(void *store, int b, const UpdateShard *shard, int threads, const Site *site);
+
 // AdamW on the host: its stream, threads and pinned memory (device.h).
 typedef struct QwdHost {
     Stream *stream;  // runs all host work, in the order of the buckets
     int threads;
+    HostUpdater update;            // NULL: update_shard_host
+    void *store;                   // argument of `update`
     const Segment *segments;       // layout->segments
     StepStatus *control;           // (1) copy of the step status, valid on `stream`
     uint64_t *fault;               // (1) set by refused updates; lanes->last reads it after each update

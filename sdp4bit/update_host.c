@@ -18,8 +18,8 @@ static void mark_refused(const UpdateShard *a) {
     atomic_compare_exchange_strong((_Atomic uint64_t *)a->fault, &nothing, a->code);
 }
 
-// Updates n elements, starting at element `at` of the state. Works in blocks on copies, so that the
-// loop vectorizes; only a block with a refused element is updated element by element.
+// Updates n elements, starting at element `at` of the memory. Works in blocks on copies, so that
+// the loop vectorizes; only a block with a refused element is updated element by element.
 enum { ADAMW_BLOCK = 1024 };
 static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const float *grads, int64_t n) {
     if (!a->control->applied) return;
@@ -47,7 +47,8 @@ static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const f
     }
 }
 
-static void write_group(const UpdateShard *a, int64_t at, int n) {
+// Writes the codes of n elements from element `at` of the shard on. master: (n)
+static void write_group(const UpdateShard *a, int64_t at, const float *master, int n) {
     SliceWriter w = {a->codes, a->scales, a->codec, a->group, a->rounding, a->key};
     int64_t position = a->rank * a->bucket.matrix_per_rank + at;
     float x[LARGEST_GROUP];
@@ -57,17 +58,18 @@ static void write_group(const UpdateShard *a, int64_t at, int n) {
         memset(x, 0, (size_t)n * sizeof *x);
     } else if (grouped && a->difference) {
         const floatX *replica = a->matrix_weights + at;
-        for (int j = 0; j < n; j++) x[j] = f32_sub(a->master[at + j], floatX_to_float(replica[j]));
+        for (int j = 0; j < n; j++) x[j] = f32_sub(master[j], floatX_to_float(replica[j]));
     } else {
-        memcpy(x, a->master + at, (size_t)n * sizeof *x);
+        memcpy(x, master, (size_t)n * sizeof *x);
     }
     const Segment *segment = segment_of(a->table, position);
     write_slice(&w, at, x, n, segment->logical + position - segment->start);
 }
 
-// Arguments of update_matrices.
+// Arguments of update_matrices. first: element of the shard at master[0].
 typedef struct Update {
     const UpdateShard *shard;
+    int64_t first;
     const Site *site;
 } Update;
 
@@ -76,18 +78,28 @@ static void update_matrices(void *context, int64_t lo, int64_t hi) {
     const Update *update = (const Update *)context;
     const UpdateShard *a = update->shard;
     int n = piece_size(a->codec, a->group);
-    adamw(a, adam_scalars(a, a->weight_decay), lo, a->matrix_grads + lo, hi - lo);
-    for (int64_t at = lo; at < hi; at += n) write_group(a, at, n);
+    adamw(a, adam_scalars(a, a->weight_decay), lo - update->first, a->matrix_grads + lo, hi - lo);
+    for (int64_t at = lo; at < hi; at += n) write_group(a, at, a->master + (at - update->first), n);
     heartbeat_progress(update->site);
 }
 
-void update_shard_host(const UpdateShard *a, int threads, const Site *site) {
-    assert(threads >= 1);
-    int64_t matrices = a->bucket.matrix_per_rank, tail = a->bucket.tail_per_rank;
-    Update update = {a, site};
-    parallel_ranges(threads, 0, matrices, round_up64(PIECE, piece_size(a->codec, a->group)), update_matrices,
+void update_range_host(const UpdateShard *a, int64_t lo, int64_t hi, int threads, const Site *site) {
+    int64_t matrices = a->bucket.matrix_per_rank;
+    int group = piece_size(a->codec, a->group);
+    assert(threads >= 1 && lo >= 0 && lo <= hi && hi <= matrices + a->bucket.tail_per_rank);
+    assert(lo >= matrices || lo % group == 0);
+    Update update = {a, lo, site};
+    parallel_ranges(threads, lo, hi < matrices ? hi : matrices, round_up64(PIECE, group), update_matrices,
                     &update);
     // Tails are short: biases and norms.
-    adamw(a, adam_scalars(a, 0.0f), matrices, a->tail_grads, tail);
-    if (a->control->applied) store_values(a->tail, FLOATX_CODEC, a->master + matrices, tail);
+    int64_t at = lo > matrices ? lo : matrices, in_tail = at - matrices;
+    if (hi <= at) return;
+    adamw(a, adam_scalars(a, 0.0f), at - lo, a->tail_grads + in_tail, hi - at);
+    if (a->control->applied)
+        store_values(a->tail + in_tail * (int64_t)sizeof(floatX), FLOATX_CODEC, a->master + (at - lo),
+                     hi - at);
+}
+
+void update_shard_host(const UpdateShard *a, int threads, const Site *site) {
+    update_range_host(a, 0, a->bucket.matrix_per_rank + a->bucket.tail_per_rank, threads, site);
 }

@@ -297,7 +297,7 @@ static void add_memory(Text *json, const MemoryPlan *memory_plan) {
         size_t bytes = 0;
         bool seen = false;
         for (int k = 0; k < memory_plan->count; k++) {
-            if (entry[k].host || strcmp(entry[k].group, entry[i].group)) continue;
+            if (entry[k].place != ON_DEVICE || strcmp(entry[k].group, entry[i].group)) continue;
             seen = seen || k < i;
             bytes += entry[k].bytes;
         }

@@ -5,29 +5,39 @@
 #include <stdlib.h>
 #include <string.h>
 
+static void add(MemoryPlan *plan, MemoryPlanEntry entry) {
+    assert(plan && entry.group && entry.purpose);
+    plan->entries = grow_array(plan->entries, plan->count, sizeof *plan->entries, "the memory plan");
+    plan->entries[plan->count++] = entry;
+    if (entry.target) *entry.target = NULL;
+}
+
 void memory_plan_reserve(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes,
                          void **target) {
-    assert(plan && group && purpose && target);
-    plan->entries = grow_array(plan->entries, plan->count, sizeof *plan->entries, "the memory plan");
-    plan->entries[plan->count++] = (MemoryPlanEntry){group, purpose, bytes, target, NULL, false};
-    *target = NULL;
+    assert(target);
+    add(plan, (MemoryPlanEntry){group, purpose, bytes, target, NULL, ON_DEVICE});
 }
 
 void memory_plan_reserve_host(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes,
                               void **target) {
-    memory_plan_reserve(plan, group, purpose, bytes, target);
-    plan->entries[plan->count - 1].host = true;
+    assert(target);
+    add(plan, (MemoryPlanEntry){group, purpose, bytes, target, NULL, ON_HOST});
 }
 
-static size_t sum_of(const MemoryPlan *plan, bool host) {
+void memory_plan_reserve_disk(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes) {
+    add(plan, (MemoryPlanEntry){group, purpose, bytes, NULL, NULL, ON_DISK});
+}
+
+static size_t sum_of(const MemoryPlan *plan, MemoryPlace place) {
     size_t total = 0;
-    for (int i = 0; i < plan->count; i++) total += plan->entries[i].host == host ? plan->entries[i].bytes : 0;
+    for (int i = 0; i < plan->count; i++)
+        total += plan->entries[i].place == place ? plan->entries[i].bytes : 0;
     return total;
 }
 
-size_t memory_plan_total(const MemoryPlan *plan) { return sum_of(plan, false); }
-
-size_t memory_plan_host(const MemoryPlan *plan) { return sum_of(plan, true); }
+size_t memory_plan_total(const MemoryPlan *plan) { return sum_of(plan, ON_DEVICE); }
+size_t memory_plan_host(const MemoryPlan *plan) { return sum_of(plan, ON_HOST); }
+size_t memory_plan_disk(const MemoryPlan *plan) { return sum_of(plan, ON_DISK); }
 
 size_t memory_plan_needed(const MemoryPlan *plan) {
     return memory_plan_total(plan) + (device_kind()->own_memory ? 0 : memory_plan_host(plan));
@@ -50,9 +60,9 @@ bool memory_plan_allocate_within(MemoryPlan *plan, Device *device, size_t share,
     }
     for (int i = 0; i < plan->count; i++) {
         MemoryPlanEntry *entry = &plan->entries[i];
-        if (entry->bytes == 0) continue;
-        entry->memory = entry->host ? host_alloc(device, entry->bytes, entry->purpose, err)
-                                    : device_alloc(device, entry->bytes, entry->purpose, err);
+        if (entry->bytes == 0 || entry->place == ON_DISK) continue;
+        entry->memory = entry->place == ON_HOST ? host_alloc(device, entry->bytes, entry->purpose, err)
+                                                : device_alloc(device, entry->bytes, entry->purpose, err);
         if (!entry->memory) return false;
         *entry->target = entry->memory;
     }
@@ -86,11 +96,11 @@ static size_t purpose_bytes(const MemoryPlan *plan, int i, int *count) {
     return sum;
 }
 
-// Prints the device entries, or the host entries.
-static void print_groups(const MemoryPlan *plan, bool host, double parameters, FILE *out) {
+// Prints the entries of a place.
+static void print_groups(const MemoryPlan *plan, MemoryPlace place, double parameters, FILE *out) {
     for (int i = 0; i < plan->count; i++) {
         size_t sum = memory_plan_group_bytes(plan, i);
-        if (plan->entries[i].host != host || !sum) continue;
+        if (plan->entries[i].place != place || !sum) continue;
         const char *group = plan->entries[i].group;
         fprintf(out, "  %-38s %16zu bytes  %8.3f bytes/parameter\n", group, sum, (double)sum / parameters);
         for (int j = i; j < plan->count; j++) {
@@ -105,17 +115,18 @@ static void print_groups(const MemoryPlan *plan, bool host, double parameters, F
 
 void memory_plan_print(const MemoryPlan *plan, int64_t parameters, FILE *out) {
     double n = (double)parameters;
-    print_groups(plan, false, n, out);
+    print_groups(plan, ON_DEVICE, n, out);
     fprintf(out, "  %-38s %16zu bytes  %8.3f bytes/parameter\n", "total", memory_plan_total(plan),
             (double)memory_plan_total(plan) / n);
-    print_groups(plan, true, n, out);
+    print_groups(plan, ON_HOST, n, out);
+    print_groups(plan, ON_DISK, n, out);
 }
 
 void memory_plan_free(MemoryPlan *plan, Device *device) {
     for (int i = 0; i < plan->count; i++) {
         MemoryPlanEntry *entry = &plan->entries[i];
         if (!entry->memory) continue;  // never allocated (--plan), and the target may no longer exist
-        if (entry->host) host_free(device, entry->memory);
+        if (entry->place == ON_HOST) host_free(device, entry->memory);
         else device_free(device, entry->memory);
         *entry->target = NULL;
     }

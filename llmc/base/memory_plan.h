@@ -7,13 +7,19 @@
 #include "llmc/device.h"
 LLMC_BEGIN
 
+typedef enum MemoryPlace {
+    ON_DEVICE,
+    ON_HOST,  // host_alloc
+    ON_DISK   // in a file; only reported
+} MemoryPlace;
+
 typedef struct MemoryPlanEntry {
     const char *group;    // "weights", "gradients", "activations", ...: summed in --plan
     const char *purpose;  // "bf16 model weights", ...; a string literal
     size_t bytes;
     void **target;  // receives the address on allocation
     void *memory;
-    bool host;  // in host memory (host_alloc)
+    MemoryPlace place;
 } MemoryPlanEntry;
 
 typedef struct MemoryPlan {
@@ -27,8 +33,11 @@ void memory_plan_reserve(MemoryPlan *plan, const char *group, const char *purpos
 // Reserves host memory that the device copies to (device.h, host_alloc). Not part of the total.
 void memory_plan_reserve_host(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes,
                               void **target);
+// Reports bytes of a file. Not part of the total, and not allocated.
+void memory_plan_reserve_disk(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes);
 size_t memory_plan_total(const MemoryPlan *plan);  // on the device
 size_t memory_plan_host(const MemoryPlan *plan);   // in host memory
+size_t memory_plan_disk(const MemoryPlan *plan);
 // For loops over groups: returns the bytes of entry i's group if i is its first entry, else 0.
 size_t memory_plan_group_bytes(const MemoryPlan *plan, int i);
 // Returns the device memory needed. On CPU ranks, whose device memory is host memory, includes host

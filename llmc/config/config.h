@@ -99,11 +99,12 @@ typedef struct Config {
     NodeExchange node_exchange;
     bool use_distributed_optimizer, overlap_grad_reduce, overlap_param_gather, no_overlap,
         grad_reduce_in_bf16;
-    Sharding sharding;           // --data-parallel-sharding-strategy
-    ShardScope shard_scope;      // with SHARD_PARAMETERS
-    bool secondary_partition;    // with SHARD_IN_WORLD: backward gathers within the node
-    bool optimizer_cpu_offload;  // master weights and moments in host memory, AdamW on the CPU
-    int64_t ddp_bucket_size;     // elements
+    Sharding sharding;                   // --data-parallel-sharding-strategy
+    ShardScope shard_scope;              // with SHARD_PARAMETERS
+    bool secondary_partition;            // with SHARD_IN_WORLD: backward gathers within the node
+    bool optimizer_cpu_offload;          // master weights and moments in host memory, AdamW on the CPU
+    const char *optimizer_disk_offload;  // folder of files with master weights and moments, AdamW on the CPU
+    int64_t ddp_bucket_size;             // elements
     double distributed_timeout_minutes;
     // SDP4Bit
     bool quantized_weights, quantized_gradients, hadamard_transform;
@@ -175,6 +176,7 @@ typedef struct Config {
     PlanGpu plan_gpu;                          // GPU to plan for
     bool plan_measure;                         // measure the speed of this machine's device
     double plan_lossless_bits;                 // bits per lossless weight
+    double plan_disk_bandwidth;                // GB/s of reads plus writes of a node
     double plan_tflops, plan_step_ms;          // override the speed of plan_gpu; 0: not given
 
     // --- derived by config_finish ---

@@ -295,6 +295,9 @@ static const char *local_steps_conflict(const Config *c) {
     if (c->optimizer_cpu_offload) {
         return "--local-steps needs the master weights on the device; drop --optimizer-cpu-offload";
     }
+    if (c->optimizer_disk_offload) {
+        return "--local-steps needs the master weights on the device; drop --optimizer-disk-offload";
+    }
     if (c->sharding == SHARD_PARAMETERS && c->shard_scope == SHARD_IN_WORLD) {
         return "--local-steps needs the whole model on every node; drop --shard-params-over world";
     }
@@ -491,6 +494,12 @@ static bool check_rest(const Parsed *p) {
         {speeds && c->plan_network <= 0,
          "--plan-network-inside, --plan-network-burst, --plan-lossless-bits, --plan-gpu, --plan-measure, "
          "--plan-tflops and --plan-step-ms need --plan-network; add it"},
+        {c->optimizer_cpu_offload && c->optimizer_disk_offload,
+         "--optimizer-cpu-offload and --optimizer-disk-offload both move the optimizer state; keep one"},
+        {GIVEN(p, plan_disk_bandwidth) && (!c->plan || !c->optimizer_disk_offload),
+         "--plan-disk-bandwidth needs --plan and --optimizer-disk-offload; add them"},
+        {GIVEN(p, plan_disk_bandwidth) && c->plan_measure,
+         "--plan-measure measures the speed that --plan-disk-bandwidth sets; keep one"},
         {too_slow(c->plan_network), "--plan-network must be at least 0.001 Gb/s"},
         {too_slow(c->plan_network_inside), "--plan-network-inside must be at least 0.001 Gb/s"},
         {too_slow(c->plan_tflops), "--plan-tflops must be at least 0.001 TFLOP/s"},

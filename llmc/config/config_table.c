@@ -189,8 +189,9 @@ static const Option table[] = {
          "with --shard-params-over world: each node keeps the weights gathered in forward, so "
          "that backward gathers within the node (ZeRO++'s hpZ)"),
     FLAG("optimizer-cpu-offload", FREE, optimizer_cpu_offload,
-         "keep master weights and moments in host memory and run AdamW on the CPU. Results are "
-         "bitwise identical"),
+         "keep master weights and moments in host memory and run AdamW on the CPU, with identical results"),
+    TEXT("optimizer-disk-offload", PATH, optimizer_disk_offload, NULL, "FOLDER",
+         "the same with scratch files in this folder, which should be on a local NVMe drive"),
     COUNT("ddp-bucket-size", FREE, ddp_bucket_size, "25000000", 1,
           "approximate elements per communication bucket; buckets hold whole layers"),
     FLAG("grad-reduce-in-bf16", FREE, grad_reduce_in_bf16,
@@ -399,18 +400,18 @@ static const Option table[] = {
          "MB that a node can send at full speed after a pause, on networks with traffic shaping"),
     REAL("plan-lossless-bits", FREE, plan_lossless_bits, "3", 0.1, 16,
          "bits per lossless weight: 3.9 at the peak learning rate, 3 in the middle of a run, 1.4 at the end"),
+    REAL("plan-disk-bandwidth", FREE, plan_disk_bandwidth, "5", 0.001, 1e6,
+         "with --optimizer-disk-offload: GB/s that the disks of a node read and write together"),
     CHOICE("plan-gpu", FREE, PlanGpu, plan_gpu, "H200",
            "A100|A800|H100|H200|H800|B200|MI300X|L40S|RTX4090|RTX5090",
            "GPU to plan for; sets peak FLOP/s, memory size and link speeds"),
     REAL("plan-tflops", FREE, plan_tflops, "0", 0, 1e6,
-         "TFLOP/s per GPU without communication, as --log-throughput prints on one GPU; 0: the --plan-gpu "
-         "value"),
+         "TFLOP/s per GPU without communication (see --log-throughput); 0: the --plan-gpu value"),
     FLAG("plan-measure", FREE, plan_measure,
-         "measure the TFLOP/s of forward and backward on this machine's device, with one rank and a few of "
-         "the model's layers"),
+         "measure this machine's device with a few of the model's layers, and --optimizer-disk-offload's "
+         "disk"),
     REAL("plan-step-ms", FREE, plan_step_ms, "0", 0, 1e12,
-         "instead of --plan-gpu: milliseconds of forward and backward per step without "
-         "communication; 0: off"),
+         "instead of --plan-gpu: milliseconds of forward and backward without communication; 0: off"),
     FLAG("version", FREE, version, "print version, commit and libraries"),
     FLAG("help", FREE, help, "print this help"),
 

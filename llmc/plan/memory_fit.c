@@ -52,7 +52,9 @@ static bool full_fits(const Config *config, size_t planned, size_t share, ModelP
 static bool no_setting_fits(char *text, size_t bytes, const Config *config, double missing) {
     bool shared = config->sharding == SHARD_PARAMETERS || config->dp_size == 1;
     const char *share = shared ? "" : "--data-parallel-sharding-strategy optim_grads_params, ";
-    const char *offload = config->optimizer_cpu_offload ? "" : "--optimizer-cpu-offload, ";
+    const char *offload = config->optimizer_cpu_offload || config->optimizer_disk_offload
+                              ? ""
+                              : "--optimizer-cpu-offload, ";
     snprintf(text, bytes,
              "no setting fits: --micro-batch-size 1 with --recompute-granularity full needs %.1f MiB more; "
              "try %s%s--tensor-model-parallel-size, --pipeline-model-parallel-size, more GPUs, or a smaller "
@@ -94,7 +96,8 @@ bool memory_advice(char *text, size_t bytes, const Config *config, size_t planne
 static bool host_failed(const MemoryPlan *memory_plan) {
     for (int i = 0; i < memory_plan->count; i++) {
         const MemoryPlanEntry *entry = &memory_plan->entries[i];
-        if (entry->bytes && !entry->memory) return entry->host && device_kind()->own_memory;
+        if (entry->bytes && !entry->memory && entry->place != ON_DISK)
+            return entry->place == ON_HOST && device_kind()->own_memory;
     }
     return false;
 }
@@ -124,6 +127,7 @@ void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *devic
     memory->sharers = sharers;
     memory->planned = memory_plan_needed(memory_plan);
     memory->host = memory_plan_host(memory_plan);
+    memory->disk = memory_plan_disk(memory_plan);
     memory->host_ranks = host_ranks;
     memory->host_before = machine_memory("MemAvailable");
     memory->taken_before = device_taken(device);
@@ -137,7 +141,8 @@ bool memory_host_fits(size_t bytes, int ranks, size_t available, Error *err) {
     return system_error(err,
                         "the memory plan needs %.2f GiB of host memory for each of the %d ranks of this "
                         "machine, %.2f GiB in total, but only %.2f GiB are available; run fewer ranks per "
-                        "machine, or drop --optimizer-cpu-offload or --async-save",
+                        "machine, use --optimizer-disk-offload instead of --optimizer-cpu-offload, or drop "
+                        "--async-save",
                         each, ranks, each * ranks, (double)available / 0x1p30);
 }
 
@@ -180,11 +185,13 @@ void memory_report(Memory *memory, Log *log, int64_t iterations) {
              "(libraries, host buffers): %.1f",
              before / MB, outside / MB);
     if (memory->host) log_line(log, "host memory of the plan (MB): %.1f", (double)memory->host / MB);
+    if (memory->disk) log_line(log, "optimizer state on disk (MB): %.1f", (double)memory->disk / MB);
     Text json = json_begin("memory");
     json_integer(&json, "iteration", iterations);
     json_integer(&json, "planned_bytes", (int64_t)(memory->planned - (own_memory ? 0 : memory->host)));
     json_integer(&json, "allocated_bytes", (int64_t)allocated);
     json_integer(&json, "host_bytes", (int64_t)memory->host);
+    if (memory->disk) json_integer(&json, "disk_bytes", (int64_t)memory->disk);
     json_open(&json, "timing");
     json_integer(&json, "free_before_bytes", (int64_t)memory->share_before);
     json_integer(&json, "taken_before_bytes", (int64_t)before);

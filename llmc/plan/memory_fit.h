@@ -20,6 +20,7 @@ typedef struct Memory {
     int sharers;
     size_t planned;       // planned device memory
     size_t host;          // planned host memory; on CPU ranks it is part of `planned`
+    size_t disk;          // planned bytes of files
     int host_ranks;       // number of ranks on this machine
     size_t host_before;   // host memory available before any rank allocated; 0: unknown
     size_t reserved;      // device memory reserved for libraries

@@ -270,19 +270,23 @@ static int largest_micro_batch(const Config *config, const Stages *stages, doubl
     return fits;
 }
 
-// Prints device memory by purpose, and the page-locked host memory of --optimizer-cpu-offload and
-// --async-save.
+// Prints device memory by purpose, the page-locked host memory of the offload flags and
+// --async-save, and the files of --optimizer-disk-offload.
 static void print_gib(const StagePlan *s, FILE *out) {
     const MemoryPlan *memory_plan = &s->memory_plan;
-    double host = 0, here = (double)machine_memory("MemTotal") / GIB;
+    double host = 0, disk = 0, here = (double)machine_memory("MemTotal") / GIB;
     fprintf(out, "  GiB %s\n", device_kind()->where);
     for (int i = 0; i < memory_plan->count; i++) {
         size_t bytes = memory_plan_group_bytes(memory_plan, i);
         const MemoryPlanEntry *entry = &memory_plan->entries[i];
-        if (entry->host) host += (double)entry->bytes / GIB;
+        if (entry->place == ON_HOST) host += (double)entry->bytes / GIB;
+        else if (entry->place == ON_DISK) disk += (double)entry->bytes / GIB;
         else if (bytes) fprintf(out, "    %-30s %8.2f\n", entry->group, (double)bytes / GIB);
     }
     fprintf(out, "    %-30s %8.2f\n", "all", (double)memory_plan_total(memory_plan) / GIB);
+    if (disk > 0)
+        fprintf(out, "  GiB on disk: %.2f for each rank, %.2f for the %d ranks of a node\n", disk,
+                disk * s->mesh.per_node, s->mesh.per_node);
     if (host < 0.01) return;
     fprintf(out, "  GiB of page-locked host memory: %.2f for each rank, %.2f for the %d ranks of a node",
             host, host * s->mesh.per_node, s->mesh.per_node);
@@ -313,9 +317,11 @@ static void print_strategy(const Config *c, const Mesh *mesh, double share, FILE
     };
     for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
         Config other = *c;
-        if (more[i].sharding < c->sharding || more[i].offload < c->optimizer_cpu_offload) continue;
+        bool offload = c->optimizer_cpu_offload || c->optimizer_disk_offload;
+        if (more[i].sharding < c->sharding || more[i].offload < offload) continue;
         other.sharding = more[i].sharding;
         other.optimizer_cpu_offload = more[i].offload;
+        other.optimizer_disk_offload = NULL;  // needs the same memory of the device
         other.recompute_granularity = RECOMPUTE_FULL;
         int most = fits_with(&other, mesh, share);
         if (!most) continue;
@@ -478,6 +484,7 @@ bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err) 
         fprintf(out, "summary\n");
         print_gib(s, out);
         print_fits(config, &stages, out);
+        if (config->optimizer_disk_offload) plan_disk_report(config, &s->mesh, s->zero, out);
         print_between(config, s, out);
         if (config->plan_network > 0) plan_time_report(config, &s->mesh, out);
     }

@@ -6,6 +6,7 @@
 
 #include "llmc/config/config.h"
 #include "llmc/ranks/mesh.h"
+#include "llmc/state/zero.h"
 LLMC_BEGIN
 
 // Prints
@@ -17,6 +18,8 @@ LLMC_BEGIN
 // mesh: of any rank. If gpt_plan or gpu_check_fp8 fails, returns its error without printing
 // anything.
 bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err);
+// Prints the time that the optimizer state on disk takes (--optimizer-disk-offload).
+void plan_disk_report(const Config *config, const Mesh *mesh, const Zero *zero, FILE *out);
 // Prints predicted step times over --plan-network, computed for the rank that `mesh` describes: a
 // row for each preset and for the run itself, the recommended preset with its flags and reason, and
 // the run with each sharding strategy.

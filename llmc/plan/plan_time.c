@@ -19,6 +19,8 @@ enum { ADAMW_BYTES = 30, TAIL_BYTES = 12, QUANTIZE_BYTES = 12 };
 // per ms (dev/bench/results/strategies_1gpu.json).
 enum { HOST_ADAMW_BYTES = 32 };
 static const double HOST_MEMORY = 8.2e7;
+// Bytes that AdamW reads and writes per element if the state is on disk.
+enum { DISK_ADAMW_BYTES = 24 };
 // Latency in ms of a tensor-parallel reduction or gather (dev/bench/NOTES.md).
 static const double TENSOR_MESSAGE = 0.042;
 // Cost of forward and backward in addition to GEMMs at full rate: memory traffic in bytes per
@@ -39,6 +41,18 @@ static const double CODE_SPEED = 5.1e8, DECODE_SPEED = 6.1e8;
 static double lossless_share(const Config *c) { return c->plan_lossless_bits / 16; }
 
 
+// Times of AdamW in ms per element of a rank's shard: on the host, and of the disk.
+static const double HOST_ADAMW = HOST_ADAMW_BYTES / HOST_MEMORY;
+static double disk_adamw(const Config *c, const Mesh *mesh) {
+    const double gigabyte_ms = 1e9 / 1e3;
+    return DISK_ADAMW_BYTES / (c->plan_disk_bandwidth * gigabyte_ms / mesh->per_node);
+}
+
+static double adamw_time(const Config *c, const Mesh *mesh, Rates rates) {
+    if (c->optimizer_disk_offload) return fmax(HOST_ADAMW, disk_adamw(c, mesh));
+    return c->optimizer_cpu_offload ? HOST_ADAMW : ADAMW_BYTES / rates.memory;
+}
+
 static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *mesh, const Zero *zero,
                                  Rates rates) {
     const BucketLayout *plan = traffic->plan;
@@ -48,8 +62,6 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
     WireBytes forward = traffic_of_gather(traffic, b, false, weight);
     WireBytes backward = traffic_of_gather(traffic, b, true, weight);
     double elements = (double)bucket_elements(bucket);
-    double adamw = traffic->config->optimizer_cpu_offload ? HOST_ADAMW_BYTES / HOST_MEMORY
-                                                          : ADAMW_BYTES / rates.memory;
     // Unit 0 of the first and the last stage is the embeddings.
     bool words = bucket->first_unit == 0 && (mesh->pp.rank == 0 || mesh->pp.rank == mesh->pp.size - 1);
     BucketLoad load = {
@@ -60,7 +72,7 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
         .weight_between = (double)once.weight_inter / rates.between,
         .weight_inside = (double)once.weight_intra / rates.inside,
         .gathered = traffic->trips[b].forward + traffic->trips[b].backward > 0,
-        .update = elements / zero_state_layout(zero)->dp * adamw,
+        .update = elements / zero_state_layout(zero)->dp * adamw_time(traffic->config, mesh, rates),
         .exchange = (double)zero_exchange_bytes(zero, b, zero_grad_format(zero, true)) / rates.between,
     };
     load.forward_gather = (double)forward.weight_inter / rates.between +
@@ -271,6 +283,7 @@ static void print_strategy(Config c, Sharding sharding, bool offload, const char
                            FILE *out) {
     c.sharding = sharding;
     c.optimizer_cpu_offload = offload;
+    c.optimizer_disk_offload = NULL;
     Row row = plan_row(&c, mesh);
     fprintf(out, "  %-27s", name);
     if (row.ms == 0) fprintf(out, " %11s\n", "incompatible with this run's flags");
@@ -327,6 +340,22 @@ static void print_head(const Config *c, int world, const Row *run, FILE *out) {
     fprintf(out, "  %-16s %10s %11s %11s %12s %12s\n", "", "GB out of", "ms a step", "exposed", "tokens/s",
             "error of the");
     fprintf(out, "  %-16s %10s %11s %11s %12s %12s\n", "preset", "each node", "", "messages", "", "gradient");
+}
+
+void plan_disk_report(const Config *config, const Mesh *mesh, const Zero *zero, FILE *out) {
+    const BucketLayout *layout = zero_state_layout(zero);
+    double elements = (double)layout->shard_elements, disk = elements * disk_adamw(config, mesh);
+    double host = elements * HOST_ADAMW;
+    fprintf(
+        out,
+        "  disk: AdamW reads and writes %.2f GB per step and rank, which takes %.1f ms at %.4g GB/s per node "
+        "(%s)\n",
+        elements * DISK_ADAMW_BYTES / 1e9, disk, config->plan_disk_bandwidth,
+        config->plan_measure ? "--plan-measure" : "--plan-disk-bandwidth");
+    fprintf(
+        out,
+        "    up to %.1f ms per step more than --optimizer-cpu-offload; overlaps with the next forward pass\n",
+        fmax(0, disk - host));
 }
 
 void plan_time_report(const Config *config, const Mesh *mesh, FILE *out) {

@@ -73,6 +73,11 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
           " job from the latest checkpoint");
 }
 
+double peers_patience(Peers peers) {
+    const double most = 20.0;
+    return peers.limit > 0 && 0.5 * peers.limit < most ? 0.5 * peers.limit : most;
+}
+
 int peers_rank(Peers peers) {
     int rank;
     MPI_Comm_rank(peers.comm, &rank);

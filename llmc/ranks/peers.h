@@ -17,6 +17,8 @@ typedef struct Peers {
     const Site *site;  // place named in messages, with the heartbeat; may be NULL
 } Peers;
 
+// Returns the seconds that one rank may wait for a lock while the others wait for it.
+double peers_patience(Peers peers);
 int peers_rank(Peers peers);
 int peers_size(Peers peers);
 

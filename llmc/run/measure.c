@@ -1,5 +1,7 @@
 // --plan-measure: see run.h.
 #include "llmc/run/run.h"
+#include "llmc/ranks/parallel.h"
+#include "llmc/state/scratch_file.h"
 
 #include <assert.h>
 #include <string.h>
@@ -12,6 +14,7 @@ static Config config_to_measure(const Config *config) {
     Config c = *config;
     if (c.num_layers > MEASURED_LAYERS) c.num_layers = MEASURED_LAYERS;
     c.plan = c.quantized_weights = c.quantized_gradients = c.hadamard_transform = c.error_feedback = false;
+    c.optimizer_disk_offload = NULL;
     c.optimizer_cpu_offload = c.sequence_parallel = c.emulate_nodes = false;
     c.plan_world_size = c.gpus_per_node = c.num_layers_per_virtual_pipeline_stage = 0;
     c.tensor_model_parallel_size = c.pipeline_model_parallel_size = c.local_steps = 1;
@@ -37,6 +40,17 @@ static Config config_to_measure(const Config *config) {
     return c;
 }
 
+// Measures the bandwidth of the disk for the optimizer state, if the run uses it.
+static bool measure_disk(Run *run, Error *err) {
+    enum { FILE_BYTES = 1 << 30 };
+    Config *c = &run->config;
+    if (!c->optimizer_disk_offload) return true;
+    Peers self = run_peers(run, run->launch.world);
+    double speed = scratch_bandwidth(c->optimizer_disk_offload, FILE_BYTES, parallel_share(self), self, err);
+    c->plan_disk_bandwidth = speed / 1e9;
+    return speed > 0;
+}
+
 bool measurement_begin(Run *run, Run *measured, GPT *gpt) {
     assert(run && measured && gpt && run != measured);
     run_init(measured);
@@ -46,6 +60,7 @@ bool measurement_begin(Run *run, Run *measured, GPT *gpt) {
             &measured->error,
             "--plan-measure times one rank; start it without mpirun and use --plan-world-size");
     }
+    if (!measure_disk(run, &measured->error)) return false;
     measured->launch = run->launch;
     measured->config = config_to_measure(&run->config);
     // The steps of start_run, without checkpoints and log lines.

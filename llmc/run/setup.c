@@ -80,7 +80,7 @@ static bool claim_save_folder(Run *run) {
     bool ok = true;
     if (!save) return true;
     if (run->launch.rank == 0) {
-        double patience = world.limit > 0 ? fmin(0.5 * world.limit, 20.0) : 20.0;
+        double patience = peers_patience(world);
         ok = durable_writable_folder(save, &run->error) &&
              save_folder_lock(save, patience, &run->save_lock, &run->error);
     }
@@ -93,6 +93,9 @@ bool run_connect(Run *run) {
     if (!claim_save_folder(run)) return false;
     if (!run_agreed(run, mesh_open(&run->mesh, world, &run->error))) return false;
     if (run->config.emulate_nodes) devices_emulate_nodes(&run->own, &run->mesh, &run->launch);
+    if (!run_agreed(run, zero_open_disk(run->zero, world, run_peers(run, run->launch.host), run->log,
+                                        &run->error)))
+        return false;
     comm_open(&run->mesh, run->device, world.limit);
     run->pipeline = pipeline_open(&run->mesh, config_pipeline_chunks(&run->config), run->device);
     zero_start(run->zero, run->device, run->compute, &run->lanes, run->timers);

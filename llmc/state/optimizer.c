@@ -29,25 +29,33 @@ static BucketState state_on_device(const Base *base, const Optimizer *o, int b, 
     return state;
 }
 
-static void widen_on_device(const Base *base, const Optimizer *o, float *master, const floatX *weights,
+static void widen_on_device(const Base *base, const Optimizer *o, int64_t at, const floatX *weights,
                             int64_t n) {
     assert(n >= 0);
-    kernel_widen(base->compute, master, weights, n);
+    kernel_widen(base->compute, o->master + at, weights, n);
 }
 
-static void read_device(const Optimizer *o, Stream *stream, void *host, const void *state, size_t bytes) {
-    copy_to_host(stream, host, state, bytes);
+// Returns element `at` of a part of the state in memory.
+static float *element(const Optimizer *o, StatePart part, int64_t at) {
+    float *const state[STATE_PARTS] = {o->master, o->exp_avg, o->exp_avg_sq};
+    return state[part] + at;
+}
+
+static void read_device(const Optimizer *o, Stream *stream, float *host, StatePart part, int64_t at,
+                        int64_t n) {
+    copy_to_host(stream, host, element(o, part, at), (size_t)n * sizeof(float));
     stream_synchronize(stream);
 }
 
-static void write_device(const Optimizer *o, Stream *stream, void *state, const void *host, size_t bytes) {
-    copy_to_device(stream, state, host, bytes);
+static void write_device(const Optimizer *o, Stream *stream, StatePart part, int64_t at, const float *host,
+                         int64_t n) {
+    copy_to_device(stream, element(o, part, at), host, (size_t)n * sizeof(float));
     stream_synchronize(stream);
 }
 
-static void queue_device(const Base *base, const Optimizer *o, Stream *stream, void *pinned,
-                         const void *state, size_t bytes) {
-    copy_to_pinned(stream, pinned, state, bytes);
+static void queue_device(const Base *base, const Optimizer *o, Stream *stream, void *pinned, StatePart part,
+                         int64_t at, int64_t n) {
+    copy_to_pinned(stream, pinned, element(o, part, at), (size_t)n * sizeof(float));
 }
 
 static void copy_status_to_host(const Base *base, StepStatus *landed) {
@@ -78,16 +86,11 @@ static int64_t largest_message(const Base *base, int slot) {
     return largest;
 }
 
-static void reserve_on_host(const Base *base, Optimizer *o, MemoryPlan *memory_plan) {
+// Reserves everything except the state, for the host and disk stores.
+static void reserve_update(const Base *base, Optimizer *o, MemoryPlan *memory_plan) {
     QwdHost *host = &o->host;
     const char *group = "host memory";
     size_t shard = (size_t)base->state->shard_elements;
-    memory_plan_reserve_host(memory_plan, group, "fp32 master weights, own shard", shard * sizeof(float),
-                             (void **)&o->master);
-    memory_plan_reserve_host(memory_plan, group, "first moments, own shard", shard * sizeof(float),
-                             (void **)&o->exp_avg);
-    memory_plan_reserve_host(memory_plan, group, "second moments, own shard", shard * sizeof(float),
-                             (void **)&o->exp_avg_sq);
     memory_plan_reserve_host(memory_plan, group, "reduced gradients, own shard", shard * sizeof(float),
                              (void **)&o->grads);
     if (sends_differences(base))
@@ -101,6 +104,16 @@ static void reserve_on_host(const Base *base, Optimizer *o, MemoryPlan *memory_p
     memory_plan_reserve_host(memory_plan, group, "step status", 2 * sizeof(StepStatus), (void **)&o->landed);
     memory_plan_reserve(memory_plan, "norm and step status", "first fault of the host", sizeof(uint64_t),
                         (void **)&o->found);
+}
+
+static void reserve_on_host(const Base *base, Optimizer *o, MemoryPlan *memory_plan) {
+    const char *group = "host memory";
+    size_t bytes = (size_t)base->state->shard_elements * sizeof(float);
+    memory_plan_reserve_host(memory_plan, group, "fp32 master weights, own shard", bytes,
+                             (void **)&o->master);
+    memory_plan_reserve_host(memory_plan, group, "first moments, own shard", bytes, (void **)&o->exp_avg);
+    memory_plan_reserve_host(memory_plan, group, "second moments, own shard", bytes, (void **)&o->exp_avg_sq);
+    reserve_update(base, o, memory_plan);
 }
 
 static void start_on_host(const Base *base, Optimizer *o) {
@@ -180,13 +193,22 @@ static void status_known(const Base *base, Optimizer *o) {
     copy_to_pinned(o->host.stream, o->host.control, base->control, sizeof(StepStatus));
 }
 
-static BucketState state_on_host(const Base *base, const Optimizer *o, int b, GradShard grads,
+// The disk store adds master weights and moments chunk by chunk.
+static BucketState state_on_disk(const Base *base, const Optimizer *o, int b, GradShard grads,
                                  WeightShard weights) {
     assert(b >= 0 && b < base->layout.buckets);
+    BucketState state = {.grads = host_grads(base, o, b), .replica = weights.matrix};
+    if (o->weights) state.weights.matrix = o->weights + base_state_start(base, b);
+    return state;
+}
+
+static BucketState state_on_host(const Base *base, const Optimizer *o, int b, GradShard grads,
+                                 WeightShard weights) {
+    BucketState state = state_on_disk(base, o, b, grads, weights);
     int64_t at = base_state_start(base, b);
-    BucketState state = {host_grads(base, o, b), {o->weights ? o->weights + at : NULL, NULL},
-                         o->master + at,         o->exp_avg + at,
-                         o->exp_avg_sq + at,     weights.matrix};
+    state.master = o->master + at;
+    state.exp_avg = o->exp_avg + at;
+    state.exp_avg_sq = o->exp_avg_sq + at;
     return state;
 }
 
@@ -209,34 +231,40 @@ static void run_copy(void *context) {
     parallel_ranges(copy->threads, 0, (int64_t)copy->bytes, 1 << 20, copy_range, copy);
 }
 
-static void queue_host(const Base *base, const Optimizer *o, Stream *stream, void *pinned, const void *state,
-                       size_t bytes) {
-    HostCopy copy = {(uint8_t *)pinned, (const uint8_t *)state, bytes, o->host.threads,
-                     device_site(base->device)};
+static void queue_host(const Base *base, const Optimizer *o, Stream *stream, void *pinned, StatePart part,
+                       int64_t at, int64_t n) {
+    HostCopy copy = {(uint8_t *)pinned, (const uint8_t *)element(o, part, at), (size_t)n * sizeof(float),
+                     o->host.threads, device_site(base->device)};
     stream_host_call(stream, run_copy, &copy, sizeof copy);
 }
 
-static void widen_on_host(const Base *base, const Optimizer *o, float *master, const floatX *weights,
+// Sets master weights through the store's `write`.
+static void widen_on_host(const Base *base, const Optimizer *o, int64_t first, const floatX *weights,
                           int64_t n) {
     assert(n >= 0);
     enum { AT_A_TIME = 1 << 20 };
-    floatX *buffer = xmalloc(AT_A_TIME * sizeof(floatX), "the first master weights");
+    floatX *narrow = xmalloc(AT_A_TIME * sizeof(floatX), "the first master weights");
+    float *master = xmalloc(AT_A_TIME * sizeof(float), "the first master weights");
     for (int64_t at = 0; at < n; at += AT_A_TIME) {
         int64_t count = n - at < AT_A_TIME ? n - at : AT_A_TIME;
-        copy_to_host(base->compute, buffer, weights + at, (size_t)count * sizeof(floatX));
+        copy_to_host(base->compute, narrow, weights + at, (size_t)count * sizeof(floatX));
         stream_synchronize(base->compute);
-        for (int64_t i = 0; i < count; i++) master[at + i] = floatX_to_float(buffer[i]);
+        for (int64_t i = 0; i < count; i++) master[i] = floatX_to_float(narrow[i]);
+        o->store->write(o, base->compute, STATE_MASTER, first + at, master, count);
     }
-    free(buffer);
+    free(narrow);
+    free(master);
 }
 
-static void read_host(const Optimizer *o, Stream *stream, void *host, const void *state, size_t bytes) {
+static void read_host(const Optimizer *o, Stream *stream, float *host, StatePart part, int64_t at,
+                      int64_t n) {
     stream_synchronize(stream);
-    memcpy(host, state, bytes);
+    memcpy(host, element(o, part, at), (size_t)n * sizeof(float));
 }
 
-static void write_host(const Optimizer *o, Stream *stream, void *state, const void *host, size_t bytes) {
-    memcpy(state, host, bytes);
+static void write_host(const Optimizer *o, Stream *stream, StatePart part, int64_t at, const float *host,
+                       int64_t n) {
+    memcpy(element(o, part, at), host, (size_t)n * sizeof(float));
     stream_synchronize(stream);
 }
 
@@ -258,4 +286,77 @@ const OptimizerStore optimizer_host = {.on_host = true,
                                        .read = read_host,
                                        .write = write_host,
                                        .queue = queue_host,
+                                       .copy_status = copy_status_to_pinned};
+
+// --- the disk store ------------------------------------------------------------------------------
+
+static void reserve_on_disk(const Base *base, Optimizer *o, MemoryPlan *memory_plan) {
+    const WeightFormat *format = &base->weight_format;
+    int group = codec_grouped(format->codec) ? format->group : HADAMARD_ORDER;
+    o->disk = xcalloc(1, sizeof *o->disk, "the optimizer's file");
+    disk_plan(o->disk, base->state, group, DISK_CHUNK_ELEMENTS);
+    memory_plan_reserve_disk(memory_plan, "disk", "master weights and moments, own shard",
+                             (size_t)o->disk->file_bytes);
+    memory_plan_reserve_host(memory_plan, "host memory", "chunks that are read, updated and written",
+                             (size_t)disk_memory_bytes(o->disk), &o->disk_memory);
+    reserve_update(base, o, memory_plan);
+}
+
+static void start_on_disk(const Base *base, Optimizer *o) {
+    start_on_host(base, o);
+    o->host.update = disk_update;
+    o->host.store = o->disk;
+}
+
+static void free_on_disk(const Base *base, Optimizer *o) {
+    free_on_host(base, o);
+    if (o->disk) disk_free(o->disk);
+    free(o->disk);
+}
+
+// The state is accessed on the host, so all updates must be complete: `stream` waits for them.
+static void read_disk(const Optimizer *o, Stream *stream, float *host, StatePart part, int64_t at,
+                      int64_t n) {
+    stream_synchronize(stream);
+    disk_read(o->disk, part, at, host, n);
+}
+
+static void write_disk(const Optimizer *o, Stream *stream, StatePart part, int64_t at, const float *host,
+                       int64_t n) {
+    stream_synchronize(stream);
+    disk_write(o->disk, part, at, host, n);
+}
+
+// A copy from the file to host memory in stream order.
+typedef struct DiskCopy {
+    DiskState *disk;
+    float *to;
+    StatePart part;
+    int64_t at, n;
+} DiskCopy;
+
+static void run_read(void *context) {
+    const DiskCopy *copy = (const DiskCopy *)context;
+    disk_read(copy->disk, copy->part, copy->at, copy->to, copy->n);
+}
+
+static void queue_disk(const Base *base, const Optimizer *o, Stream *stream, void *pinned, StatePart part,
+                       int64_t at, int64_t n) {
+    DiskCopy copy = {o->disk, (float *)pinned, part, at, n};
+    stream_host_call(stream, run_read, &copy, sizeof copy);
+}
+
+const OptimizerStore optimizer_disk = {.on_host = true,
+                                       .reserve = reserve_on_disk,
+                                       .start = start_on_disk,
+                                       .free = free_on_disk,
+                                       .before_reduction = before_reduction,
+                                       .after_reduction = after_reduction,
+                                       .status_known = status_known,
+                                       .state = state_on_disk,
+                                       .updated = updated_on_host,
+                                       .widen = widen_on_host,
+                                       .read = read_disk,
+                                       .write = write_disk,
+                                       .queue = queue_disk,
                                        .copy_status = copy_status_to_pinned};

@@ -222,8 +222,8 @@ static void round_master(const Check *c, int owner, floatX *weights, int64_t sta
     for (int64_t at = 0; at < n; at += PIECE) {
         int64_t part = n - at < PIECE ? n - at : PIECE;
         if (c->mesh->dp.rank == owner) {
-            zero->optimizer.store->read(&zero->optimizer, zero->base.compute, c->master,
-                                        zero->optimizer.master + state + at, (size_t)part * sizeof(float));
+            zero->optimizer.store->read(&zero->optimizer, zero->base.compute, c->master, STATE_MASTER,
+                                        state + at, part);
             for (int64_t i = 0; i < part; i++) c->weights[i] = floatX_from_float(c->master[i]);
         }
         broadcast(c, &c->mesh->dp, part, owner);

@@ -5,21 +5,37 @@
 #include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 
-// Returns the address of range i in the state of this kind. *bytes: the size of the range.
-static void *range_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes) {
+static const Range *range_of(const Zero *zero, int i, SliceKind kind) {
     int owned;
-    const Range *range = &zero_ranges(zero, kind, &owned)[i];
     assert(i >= 0 && i < zero_held_ranges(zero, kind));
-    const Outer *outer = &zero->outer;
-    const Optimizer *optimizer = &zero->optimizer;
-    *bytes = (size_t)(range->hi - range->lo) * (size_t)slice_kind_bytes(kind);
+    return &zero_ranges(zero, kind, &owned)[i];
+}
+
+static int64_t range_elements(const Range *range) { return range->hi - range->lo; }
+
+static size_t range_bytes(const Range *range, SliceKind kind) {
+    return (size_t)range_elements(range) * (size_t)slice_kind_bytes(kind);
+}
+
+// Returns true if the optimizer store holds this kind of state. *part: its part.
+static bool in_store(const Zero *zero, SliceKind kind, StatePart *part) {
     switch (kind) {
-        case SLICE_MASTER: return (outer->outer ? outer->outer : optimizer->master) + range->state_at;
-        case SLICE_LOCAL_MASTER: return optimizer->master + range->state_at;
+        case SLICE_MASTER:
+        case SLICE_LOCAL_MASTER: *part = STATE_MASTER; break;
         case SLICE_EXP_AVG:
-        case SLICE_LOCAL_EXP_AVG: return optimizer->exp_avg + range->state_at;
+        case SLICE_LOCAL_EXP_AVG: *part = STATE_EXP_AVG; break;
         case SLICE_EXP_AVG_SQ:
-        case SLICE_LOCAL_EXP_AVG_SQ: return optimizer->exp_avg_sq + range->state_at;
+        case SLICE_LOCAL_EXP_AVG_SQ: *part = STATE_EXP_AVG_SQ; break;
+        default: return false;
+    }
+    return kind != SLICE_MASTER || !zero->outer.outer;
+}
+
+// Returns the device address of a range of state that is not in the optimizer store.
+static void *range_memory(const Zero *zero, const Range *range, SliceKind kind) {
+    const Outer *outer = &zero->outer;
+    switch (kind) {
+        case SLICE_MASTER: return outer->outer + range->state_at;
         case SLICE_RESIDUAL: return zero->feedback.memory + range->state_at;
         case SLICE_OUTER_MOMENTUM: return outer->momentum + range->state_at;
         case SLICE_WEIGHT:
@@ -27,12 +43,6 @@ static void *range_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes
             return weights_of_range(&zero->base, &zero->weights, range);
         default: return weights_of_range(&zero->base, &zero->weights, range);
     }
-}
-
-// Returns the store whose functions copy this kind of state.
-static const OptimizerStore *store_of(const Zero *zero, SliceKind kind) {
-    bool optimizer = kind != SLICE_WEIGHT && kind != SLICE_RESIDUAL;
-    return optimizer ? zero->optimizer.store : &optimizer_device;
 }
 
 bool zero_keeps(const Zero *zero, SliceKind kind) {
@@ -66,18 +76,32 @@ int zero_held_ranges(const Zero *zero, SliceKind kind) {
 int zero_node(const Zero *zero) { return zero->base.mesh->rail.rank + zero->base.mesh->replica_groups.rank; }
 int zero_nodes(const Zero *zero) { return zero->base.mesh->rail.size * zero->base.mesh->replica_groups.size; }
 
-void zero_fetch(Zero *zero, int range, SliceKind kind, void *host) {
-    size_t bytes;
-    void *memory = range_memory(zero, range, kind, &bytes);
+void zero_fetch(Zero *zero, int i, SliceKind kind, void *host) {
+    StatePart part;
+    const Range *range = range_of(zero, i, kind);
+    Stream *stream = zero->base.compute;
     outer_finish(&zero->base, &zero->outer, &zero->optimizer);
     weights_wait_all(&zero->base, &zero->weights);
-    store_of(zero, kind)->read(&zero->optimizer, zero->base.compute, host, memory, bytes);
+    if (in_store(zero, kind, &part)) {
+        zero->optimizer.store->read(&zero->optimizer, stream, (float *)host, part, range->state_at,
+                                    range_elements(range));
+    } else {
+        copy_to_host(stream, host, range_memory(zero, range, kind), range_bytes(range, kind));
+        stream_synchronize(stream);
+    }
 }
 
-void zero_put(Zero *zero, int range, SliceKind kind, const void *host) {
-    size_t bytes;
-    void *memory = range_memory(zero, range, kind, &bytes);
-    store_of(zero, kind)->write(&zero->optimizer, zero->base.compute, memory, host, bytes);
+void zero_put(Zero *zero, int i, SliceKind kind, const void *host) {
+    StatePart part;
+    const Range *range = range_of(zero, i, kind);
+    Stream *stream = zero->base.compute;
+    if (in_store(zero, kind, &part)) {
+        zero->optimizer.store->write(&zero->optimizer, stream, part, range->state_at, (const float *)host,
+                                     range_elements(range));
+    } else {
+        copy_to_device(stream, range_memory(zero, range, kind), host, range_bytes(range, kind));
+        stream_synchronize(stream);
+    }
 }
 
 void zero_put_weights(Zero *zero, int tensor, const void *host) {
@@ -115,19 +139,22 @@ void zero_stage(Zero *zero, int range, SliceKind kind, void *pinned) {
         s->room = 2 * s->room + 256;
         s->copy = xrealloc(s->copy, (size_t)s->room * sizeof *s->copy, "a checkpoint's copies");
     }
-    StagedCopy *copy = &s->copy[s->count++];
-    copy->pinned = pinned;
-    copy->memory = range_memory(zero, range, kind, &copy->bytes);
-    copy->on_host = store_of(zero, kind)->on_host;
+    s->copy[s->count++] = (StagedCopy){pinned, range_of(zero, range, kind), kind};
 }
 
 void zero_copy_staged(Zero *zero) {
     Slices *s = &zero->slices;
     if (s->count == 0) return;
     for (int i = 0; i < s->count; i++) {
+        StatePart part;
         const StagedCopy *copy = &s->copy[i];
-        const OptimizerStore *store = copy->on_host ? &optimizer_host : &optimizer_device;
-        store->queue(&zero->base, &zero->optimizer, s->stream, copy->pinned, copy->memory, copy->bytes);
+        const Range *range = copy->range;
+        if (in_store(zero, copy->kind, &part))
+            zero->optimizer.store->queue(&zero->base, &zero->optimizer, s->stream, copy->pinned, part,
+                                         range->state_at, range_elements(range));
+        else
+            copy_to_pinned(s->stream, copy->pinned, range_memory(zero, range, copy->kind),
+                           range_bytes(range, copy->kind));
     }
     event_record(s->staged, s->stream);
     s->count = 0;

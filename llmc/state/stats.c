@@ -86,8 +86,7 @@ static float *fetch(const Base *base, const float *values, int64_t n, int64_t ro
 static float *fetch_master(const Base *base, const Optimizer *optimizer, const Range *range) {
     int64_t n = range->hi - range->lo;
     float *host = xmalloc((size_t)n * sizeof(float) + 1, "the quantization statistics");
-    optimizer->store->read(optimizer, base->lanes->last, host, optimizer->master + range->state_at,
-                           (size_t)n * sizeof(float));
+    optimizer->store->read(optimizer, base->lanes->last, host, STATE_MASTER, range->state_at, n);
     return host;
 }
 

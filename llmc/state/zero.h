@@ -37,6 +37,10 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
 Zero *zero_plan_weights_alone(const Config *config, const Mesh *mesh, const Tensor *tensors, int count,
                               MemoryPlan *memory_plan, Error *err);
 void zero_start_weights_alone(Zero *zero, Stream *compute);
+// Creates the file of the optimizer state on disk. Call it after memory_plan_allocate and before
+// zero_start. Logs a note if the file system or the system makes transfers slower. No-op without
+// --optimizer-disk-offload. Error: EXIT_ENVIRONMENT, on the failing rank only. Collective.
+bool zero_open_disk(Zero *zero, Peers world, Peers host, Log *log, Error *err);
 // Uploads tables, creates events and connects the mesh. Call it after memory_plan_allocate. The
 // caller must then set the model weights, and the master weights with zero_init_master_weights or
 // from a checkpoint. lanes must outlive the Zero. Collective over the mesh.

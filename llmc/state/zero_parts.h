@@ -13,9 +13,8 @@ LLMC_BEGIN
 // A queued copy to page-locked memory.
 typedef struct StagedCopy {
     void *pinned;
-    const void *memory;
-    size_t bytes;
-    bool on_host;  // `memory` is host memory
+    const Range *range;
+    SliceKind kind;
 } StagedCopy;
 
 // --async-save: this rank's part of a checkpoint in host memory.

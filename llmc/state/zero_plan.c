@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/ranks/parallel.h"
 #include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 
@@ -200,7 +201,9 @@ static Zero *plan_base(const Config *config, const Mesh *mesh, const Tensor *ten
     base->config = config;
     base->mesh = zero->wire_checks.mesh = mesh;
     base->checks = &zero->wire_checks;
-    zero->optimizer.store = config->optimizer_cpu_offload ? &optimizer_host : &optimizer_device;
+    zero->optimizer.store = config->optimizer_disk_offload  ? &optimizer_disk
+                            : config->optimizer_cpu_offload ? &optimizer_host
+                                                            : &optimizer_device;
     choose_wires(zero);
     if (!faults_from_environment(&base->faults, mesh->world.rank, err) ||
         !plan_layout(zero, tensors, count, err)) {
@@ -254,6 +257,34 @@ static void share_buffers(Zero *zero) {
     comm_share(&zero->base.mesh->node, zero->node_flags, piece, 2 + LANE_SLOTS, &zero->not_shared);
 }
 
+// Logs once for all ranks what makes the disk slower.
+static void log_slow_disk(const ScratchFile *file, Peers world, Log *log) {
+    int slow[2] = {file && !file->direct, file ? file->refused : 0};
+    peers_all_reduce(world, slow, 2, MPI_INT, MPI_MAX);
+    if (slow[0])
+        log_line(log,
+                 "--optimizer-disk-offload: the file system does not support O_DIRECT, so transfers use "
+                 "the page cache and are slower");
+    if (slow[1])
+        log_line(
+            log,
+            "--optimizer-disk-offload: the system refuses io_uring (%s), so transfers use threads and do "
+            "not overlap with other work",
+            strerror(slow[1]));
+}
+
+bool zero_open_disk(Zero *zero, Peers world, Peers host, Log *log, Error *err) {
+    DiskState *disk = zero->optimizer.disk;
+    if (!disk) return true;
+    bool ok = scratch_claim(&disk->folder, zero->base.config->optimizer_disk_offload, peers_patience(world),
+                            host, err);
+    // Files may be created when all leftovers have been removed.
+    int threads = parallel_share(host);
+    ok = ok && disk_start(disk, zero->optimizer.disk_memory, threads, world.site, NULL, err);
+    log_slow_disk(ok ? disk->file : NULL, world, log);
+    return ok;
+}
+
 void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timers *timers) {
     assert(zero && device && compute && lanes && timers);
     Base *base = &zero->base;
@@ -286,6 +317,7 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
 void zero_stop(Zero *zero) {
     if (!zero || !zero->base.device) return;
     zero_synchronize(zero);
+    if (zero->optimizer.disk) disk_stop(zero->optimizer.disk);
     comm_unshare(&zero->base.mesh->node);
 }
 
@@ -341,8 +373,7 @@ void zero_init_master_weights(Zero *zero) {
     for (int i = 0; i < base->held_count; i++) {
         const Range *range = &base->ranges[i];
         const floatX *weights = weights_of_range(base, &zero->weights, range);
-        zero->optimizer.store->widen(base, &zero->optimizer, zero->optimizer.master + range->state_at,
-                                     weights, range->hi - range->lo);
+        zero->optimizer.store->widen(base, &zero->optimizer, range->state_at, weights, range->hi - range->lo);
     }
     outer_from_master(base, &zero->outer, &zero->optimizer);
 }

@@ -1,0 +1,187 @@
+// Optimizer state in a scratch file: see disk_state.h.
+#include "llmc/state/disk_state.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Slot s of memory has ticket s.
+enum { BOUNCE_TICKET = DISK_SLOTS, FLOATS_ALIGN = SCRATCH_ALIGN / (int)sizeof(float) };
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// --- chunks --------------------------------------------------------------------------------------
+
+static int64_t bucket_state(const BucketLayout *layout, int b) {
+    return layout->bucket[b].matrix_per_rank + layout->bucket[b].tail_per_rank;
+}
+
+void disk_plan(DiskState *d, const BucketLayout *layout, int group, int64_t chunk_elements) {
+    assert(d && layout && group > 0 && chunk_elements > 0);
+    d->layout = layout;
+    d->chunk_elements = round_up64(chunk_elements, lcm64(group, FLOATS_ALIGN));
+    d->bucket_chunk = xcalloc((size_t)layout->buckets + 1, sizeof(int64_t), "the chunks of the state");
+    for (int b = 0; b < layout->buckets; b++) {
+        int64_t all = bucket_state(layout, b);
+        for (int64_t first = 0; first < all; first += d->chunk_elements) {
+            DiskChunk chunk = {b, first, smaller(d->chunk_elements, all - first), d->file_bytes, 0};
+            chunk.padded = round_up64(chunk.count, FLOATS_ALIGN) * (int64_t)sizeof(float);
+            d->chunk = grow_array(d->chunk, d->chunks, sizeof *d->chunk, "the chunks of the state");
+            d->chunk[d->chunks++] = chunk;
+            d->file_bytes += STATE_PARTS * chunk.padded;
+            if (chunk.padded > d->bounce_bytes) d->bounce_bytes = chunk.padded;
+        }
+        d->bucket_chunk[b + 1] = d->chunks;
+    }
+    d->slot_bytes = STATE_PARTS * d->bounce_bytes;
+}
+
+// One unit more than the buffers, to align them.
+int64_t disk_memory_bytes(const DiskState *d) {
+    return DISK_SLOTS * d->slot_bytes + d->bounce_bytes + SCRATCH_ALIGN;
+}
+
+bool disk_start(DiskState *d, void *memory, int threads, const Site *site, const ScratchEngine *engine,
+                Error *err) {
+    assert(!d->file && memory);
+    d->file = xcalloc(1, sizeof *d->file, "the file of the state");
+    pthread_mutex_init(&d->mutex, NULL);
+    d->slots = (uint8_t *)memory + (-(uintptr_t)memory & (SCRATCH_ALIGN - 1));
+    d->bounce = d->slots + DISK_SLOTS * d->slot_bytes;
+    return scratch_open(d->file, &d->folder, d->file_bytes, threads, site, engine, err);
+}
+
+static void wait_for_slots(DiskState *d) {
+    for (int slot = 0; slot < DISK_SLOTS; slot++) scratch_wait(d->file, slot);
+}
+
+void disk_stop(DiskState *d) {
+    if (d->file) wait_for_slots(d);
+}
+
+void disk_free(DiskState *d) {
+    if (d->file) {
+        scratch_close(d->file);
+        pthread_mutex_destroy(&d->mutex);
+    }
+    scratch_release(&d->folder);
+    free(d->file);
+    free(d->chunk);
+    free(d->bucket_chunk);
+    *d = (DiskState){0};
+}
+
+// --- the update ----------------------------------------------------------------------------------
+
+// Chunk numbers count over all steps. Chunk number i is chunk i modulo `chunks` and uses slot i
+// modulo DISK_SLOTS.
+static const DiskChunk *chunk_of(const DiskState *d, int64_t i) { return &d->chunk[i % d->chunks]; }
+static int slot_of(int64_t i) { return (int)(i % DISK_SLOTS); }
+static uint8_t *slot_memory(const DiskState *d, int64_t i) { return d->slots + slot_of(i) * d->slot_bytes; }
+
+// Starts to read the chunks up to DISK_AHEAD after the next update. A slot may be reused when its
+// write is complete. A chunk may be read when its write in the previous step is complete, which
+// matters only if a step has fewer chunks than slots.
+static void read_ahead(DiskState *d) {
+    while (d->read <= d->updated + DISK_AHEAD && d->read - d->chunks < d->updated) {
+        const DiskChunk *chunk = chunk_of(d, d->read);
+        if (d->chunks < DISK_SLOTS && d->read >= d->chunks)
+            scratch_wait(d->file, slot_of(d->read - d->chunks));
+        scratch_wait(d->file, slot_of(d->read));
+        scratch_read(d->file, slot_memory(d, d->read), STATE_PARTS * chunk->padded, chunk->offset,
+                     slot_of(d->read));
+        d->read++;
+    }
+}
+
+static void update_chunk(DiskState *d, const UpdateShard *shard, int threads, const Site *site) {
+    UpdateShard own = *shard;
+    const DiskChunk *chunk = chunk_of(d, d->updated);
+    int slot = slot_of(d->updated);
+    uint8_t *memory = slot_memory(d, d->updated);
+    read_ahead(d);
+    scratch_wait(d->file, slot);
+    own.master = (float *)(void *)memory;
+    own.exp_avg = (float *)(void *)(memory + chunk->padded);
+    own.exp_avg_sq = (float *)(void *)(memory + 2 * chunk->padded);
+    update_range_host(&own, chunk->first, chunk->first + chunk->count, threads, site);
+    // A skipped step changes nothing.
+    if (shard->control->applied)
+        scratch_write(d->file, memory, STATE_PARTS * chunk->padded, chunk->offset, slot);
+    d->updated++;
+}
+
+void disk_update(void *store, int b, const UpdateShard *shard, int threads, const Site *site) {
+    DiskState *d = (DiskState *)store;
+    assert(b >= 0 && b < d->layout->buckets && d->file);
+    pthread_mutex_lock(&d->mutex);
+    int64_t count = d->bucket_chunk[b + 1] - d->bucket_chunk[b];
+    assert(count == 0 || d->updated % d->chunks == d->bucket_chunk[b]);
+    for (int64_t i = 0; i < count; i++) update_chunk(d, shard, threads, site);
+    pthread_mutex_unlock(&d->mutex);
+}
+
+// --- copies --------------------------------------------------------------------------------------
+
+static int bucket_at(const BucketLayout *layout, int64_t at) {
+    int lo = 0, hi = layout->buckets - 1;
+    while (lo < hi) {
+        int middle = (lo + hi + 1) / 2;
+        if (layout->bucket[middle].state_start <= at) lo = middle;
+        else hi = middle - 1;
+    }
+    return lo;
+}
+
+// A range of one part within a chunk, with the aligned range of the file that contains it.
+typedef struct Span {
+    int64_t bytes, inside;    // of the range; its position in the aligned range
+    int64_t offset, aligned;  // position and length of the aligned range
+} Span;
+
+// Returns the range from element `at` on, at most n elements long. Only the last chunk of a bucket
+// is shorter than the others.
+static Span span_at(const DiskState *d, StatePart part, int64_t at, int64_t n) {
+    int b = bucket_at(d->layout, at);
+    int64_t element = at - d->layout->bucket[b].state_start;
+    assert(element >= 0 && element < bucket_state(d->layout, b));
+    const DiskChunk *chunk = &d->chunk[d->bucket_chunk[b] + element / d->chunk_elements];
+    int64_t first = (element - chunk->first) * (int64_t)sizeof(float);
+    int64_t start = first / SCRATCH_ALIGN * SCRATCH_ALIGN;
+    Span span = {.bytes = smaller(n, chunk->first + chunk->count - element) * (int64_t)sizeof(float),
+                 .inside = first - start,
+                 .offset = chunk->offset + (int)part * chunk->padded + start};
+    span.aligned = round_up64(span.inside + span.bytes, SCRATCH_ALIGN);
+    return span;
+}
+
+void disk_read(DiskState *d, StatePart part, int64_t at, float *host, int64_t n) {
+    pthread_mutex_lock(&d->mutex);
+    wait_for_slots(d);
+    for (int64_t done = 0; done < n;) {
+        Span span = span_at(d, part, at + done, n - done);
+        scratch_read(d->file, d->bounce, span.aligned, span.offset, BOUNCE_TICKET);
+        scratch_wait(d->file, BOUNCE_TICKET);
+        memcpy(host + done, d->bounce + span.inside, (size_t)span.bytes);
+        done += span.bytes / (int64_t)sizeof(float);
+    }
+    pthread_mutex_unlock(&d->mutex);
+}
+
+void disk_write(DiskState *d, StatePart part, int64_t at, const float *host, int64_t n) {
+    pthread_mutex_lock(&d->mutex);
+    wait_for_slots(d);
+    d->read = d->updated;  // chunks that were read ahead may be outdated
+    for (int64_t done = 0; done < n;) {
+        Span span = span_at(d, part, at + done, n - done);
+        if (span.aligned != span.bytes) {
+            scratch_read(d->file, d->bounce, span.aligned, span.offset, BOUNCE_TICKET);
+            scratch_wait(d->file, BOUNCE_TICKET);
+        }
+        memcpy(d->bounce + span.inside, host + done, (size_t)span.bytes);
+        scratch_write(d->file, d->bounce, span.aligned, span.offset, BOUNCE_TICKET);
+        scratch_wait(d->file, BOUNCE_TICKET);
+        done += span.bytes / (int64_t)sizeof(float);
+    }
+    pthread_mutex_unlock(&d->mutex);
+}
