@@ -28,7 +28,8 @@
 #          nan        losses that are not finite (test/e2e/nan.sh)
 #          spikes     loss spikes (test/e2e/spikes.sh)
 #          signals    signals (test/e2e/signals.sh)
-#          offload    optimizer in host memory (test/e2e/offload.sh)
+#          offload    optimizer in host memory or on disk (test/e2e/offload.sh)
+#          disk       files of the optimizer (test/e2e/disk_offload.sh)
 #          lossless   lossless weights (test/e2e/lossless.sh)
 #          local      local steps (test/e2e/local_steps.sh)
 #          bits       bit flips (test/fault/bits.sh)
@@ -50,7 +51,7 @@ while [ $# -gt 0 ]; do
     --part)
         case ${2:-} in
         ops | runs | shapes | shapes4 | shapes8 | layouts | sharding | sharding4 | resume | changed | nan | \
-            spikes | signals | offload | lossless | local | bits | exact | exact4 | exact8 | sanitizer)
+            spikes | signals | offload | disk | lossless | local | bits | exact | exact4 | exact8 | sanitizer)
             parts+=" $2" ;;
         *) wrong "--part ${2:-} is unknown" ;;
         esac
@@ -471,8 +472,9 @@ same_sharded() { # NODES PER_NODE REFERENCE STRATEGIES FLAGS...
         [second]='optim_grads_params --shard-params-over world --secondary-partition')
     shift 4
     for name in $reference $strategies; do
-        way="--data-parallel-sharding-strategy ${strategy[${name%+offload}]}"
+        way="--data-parallel-sharding-strategy ${strategy[${name%+*}]}"
         [[ $name != *+offload ]] || way+=" --optimizer-cpu-offload"
+        [[ $name != *+disk ]] || way+=" --optimizer-disk-offload $work/state"
         # shellcheck disable=SC2086 # split on purpose
         trained "$name" "$nodes" "$per_node" --train-iters 20 --deterministic-mode \
             --verify-replicas-interval 5 "$@" $way || return
@@ -487,10 +489,10 @@ check_sharding() { # "NODES PER_NODE"...
         fits $shape || { skip "${shape/ / x } ranks, sharded" "$gpus GPUs"; continue; }
         read -r nodes per_node <<<"$shape"
         one=(--global-batch-size $((nodes * per_node)))
-        same_sharded "$nodes" "$per_node" optim "optim+offload grads node node+offload" "${one[@]}" \
+        same_sharded "$nodes" "$per_node" optim "optim+offload optim+disk grads node node+offload node+disk" "${one[@]}" \
             "${sdp4bit[@]}"
         same_sharded "$nodes" "$per_node" optim "world second second+offload" "${one[@]}" "${direct[@]}"
-        same_sharded "$nodes" "$per_node" grads "node grads+offload" "${sdp4bit[@]}"
+        same_sharded "$nodes" "$per_node" grads "node grads+offload grads+disk" "${sdp4bit[@]}"
         overlapped "sharded gradients and weights" "$nodes" "$per_node" "${sdp4bit[@]}" \
             --data-parallel-sharding-strategy optim_grads_params
     done
@@ -563,6 +565,7 @@ if_part sharding4 check_sharding4
 SECTION=presets if_part resume promised e2e/resume_presets
 SECTION=settings if_part changed promised e2e/resume_presets
 for script in nan spikes signals offload lossless; do if_part $script promised e2e/$script; done
+if_part disk promised e2e/disk_offload
 if_part local promised e2e/local_steps
 if_part bits promised fault/bits
 if_part exact check_exact 1 2

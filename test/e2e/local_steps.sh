@@ -283,6 +283,7 @@ refusals() {
     no "need --local-steps H" --local-steps 1 --outer-momentum 0.5 &&
         no "--local-steps-delay must be less" --local-steps-delay 5 &&
         no "drop --optimizer-cpu-offload" --optimizer-cpu-offload &&
+        no "drop --optimizer-disk-offload" --optimizer-disk-offload "$work/state" &&
         no "drop --pipeline-model-parallel-size" --pipeline-model-parallel-size 2 &&
         no "drop --shard-params-over world" --data-parallel-sharding-strategy optim_grads_params \
             --shard-params-over world &&

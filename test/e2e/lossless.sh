@@ -48,6 +48,7 @@ check "sharded gradients, two micro-batches" agree 4 --gpus-per-node 2 --global-
     --data-parallel-sharding-strategy optim_grads
 check "weights sharded inside the node" agree 4 --gpus-per-node 2 "${all[@]}" --verify-wire
 check "the optimizer on the host" agree 4 --gpus-per-node 2 --optimizer-cpu-offload --verify-wire
+check "the optimizer on disk" agree 4 --gpus-per-node 2 --optimizer-disk-offload "$work/state"
 check "sharded weights, the optimizer on the host" agree 4 --gpus-per-node 2 "${all[@]}" \
     --optimizer-cpu-offload
 check "tensor parallel 2, sequence parallel" agree 4 --gpus-per-node 2 --tensor-model-parallel-size 2 \

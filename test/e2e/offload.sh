@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# --optimizer-cpu-offload: master weights and moments are in host memory, and AdamW runs on CPU
-# cores. Runs with and without it have identical log lines and checkpoints, including after skipped
-# steps, rejected updates, flipped bits and background saves, and each loads the other's
-# checkpoints. test/e2e/sharding.sh combines the flag with sharded gradients and weights.
+# --optimizer-cpu-offload and --optimizer-disk-offload: master weights and moments are in host
+# memory or in files, and AdamW runs on CPU cores. Runs with and without these flags have identical
+# log lines and checkpoints, including after skipped steps, rejected updates, flipped bits and
+# background saves, and each loads the others' checkpoints. test/e2e/sharding.sh combines the flags
+# with sharded gradients and weights; disk_offload.sh tests the files.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 12
 data=$work/text_text_document
 offload=--optimizer-cpu-offload
+disk=(--optimizer-disk-offload "$work/state")
 several=("${paper[@]}" --wq-group-size 128 --ddp-bucket-size 1000)
 # Features that read master weights, moments and gradients.
 looks=(--log-params-norm --log-num-zeros-in-grad --log-quantization-error-interval 2
@@ -28,13 +30,15 @@ same_everything() {
     done
     [ "$found" -gt 0 ] || { why="$1 saved nothing"; return 1; }
 }
-# without_and_with NAME NP FLAGS...: runs NAME and NAME.offload, which must be identical.
+# without_and_with NAME NP FLAGS...: runs NAME, NAME.offload and NAME.disk, which must be identical.
 without_and_with() {
     local name=$1
     shift
     logged "$name" "$@" --save "$work/$name" &&
         logged "$name.offload" "$@" $offload --save "$work/$name.offload" &&
-        same_everything "$name" "$name.offload"
+        same_everything "$name" "$name.offload" &&
+        logged "$name.disk" "$@" "${disk[@]}" --save "$work/$name.disk" &&
+        same_everything "$name" "$name.disk"
 }
 saves=(--train-iters 8 --lr-decay-iters 12 --save-interval 4)
 check "one rank" without_and_with one 1 "${saves[@]}" "${looks[@]}"
@@ -68,12 +72,14 @@ refuses() { # NP FLAGS...: nothing is saved after a rejected update
     local np=$1
     shift
     LIMIT=60 train "$np" --lr 3.4e38 --min-lr 0 --lr-decay-style constant --lr-warmup-iters 0 --eval-iters 0 \
-        --save "$work/refused$np" --save-interval 1 $offload "$@"
+        --save "$work/refused$np" --save-interval 1 "$@"
     error_names 4 "iteration 1" $? && error_names 4 "the update on rank" 4 &&
         [ ! -e "$work/refused$np/latest_checkpointed_iteration.txt" ]
 }
-check "an update rejected on the host ends the run: one rank" refuses 1
-check "an update rejected on the host ends the run: SDP4Bit" refuses 4 --gpus-per-node 2 "${several[@]}"
+check "an update rejected on the host ends the run: one rank" refuses 1 $offload
+check "an update rejected on the host ends the run: SDP4Bit" refuses 4 $offload --gpus-per-node 2 "${several[@]}"
+check "an update rejected with the state on disk ends the run" refuses 4 "${disk[@]}" --gpus-per-node 2 \
+    "${several[@]}"
 
 # --- flipped bits ---
 no_majority() { # all ranks restore from the master weights in host memory
@@ -93,7 +99,13 @@ loads() { # NAME FLAGS...: loads checkpoints of runs with and without the flag
         --lr-decay-iters 12 "$@" &&
         logged "$name.offload" 4 --gpus-per-node 2 "${several[@]}" --load "$work/sdp4bit" $offload \
             --lr-decay-iters 12 "$@" &&
-        same_training "$name" "$name.offload"
+        same_training "$name" "$name.offload" &&
+        logged "$name.disk" 4 --gpus-per-node 2 "${several[@]}" --load "$work/sdp4bit.offload" \
+            "${disk[@]}" --lr-decay-iters 12 "$@" &&
+        same_training "$name" "$name.disk" &&
+        logged "$name.from_disk" 4 --gpus-per-node 2 "${several[@]}" --load "$work/sdp4bit.disk" \
+            --lr-decay-iters 12 "$@" &&
+        same_training "$name" "$name.from_disk"
 }
 check "runs with and without offload resume from each other's checkpoints" loads continues --train-iters 12
 check "--no-load-optim" loads no_optim --no-load-optim --train-iters 12
@@ -112,4 +124,14 @@ memory() {
     [ "$logged" = "$total $host" ] || { why="planned $total and $host, allocated ${logged:-nothing}"; return 1; }
 }
 check "--plan and the log include host memory" memory
+disk_memory() {
+    local planned logged
+    make_plan 4 --gpus-per-node 2 "${several[@]}" "${looks[@]}" "${disk[@]}" --async-save \
+        --save "$work/none" --save-interval 4 || return 1
+    planned=$(awk '/^  host memory / { host = $3 } /^  disk / { print host, $2 }' "$work/plan")
+    logged=$(sed -n 's/.*"host_bytes":\([0-9]*\),"disk_bytes":\([0-9]*\),.*/\1 \2/p' "$work/sdp4bit.disk.jsonl")
+    [ -n "$planned" ] && [ "$logged" = "$planned" ] ||
+        { why="planned ${planned:-nothing}, logged ${logged:-nothing}"; return 1; }
+}
+check "--plan and the log include the files" disk_memory
 finish

@@ -23,10 +23,10 @@ sdp4bit=(--quantized-weights --wq-group-size 128 --wq-rounding stochastic --quan
 direct=(--quantized-weights --weight-quantization-method direct --wq-group-size 128)
 
 # strategy_of NAME: sets $strategy to the flags of a strategy. "grads+offload" is optim_grads with
-# the optimizer in host memory.
+# the optimizer in host memory, "grads+disk" with the optimizer in files.
 strategy_of() {
     local all=(--data-parallel-sharding-strategy optim_grads_params)
-    case ${1%+offload} in
+    case ${1%+*} in
     optim) strategy=() ;;
     none) strategy=(--data-parallel-sharding-strategy no_shard) ;;
     grads) strategy=(--data-parallel-sharding-strategy optim_grads) ;;
@@ -34,7 +34,10 @@ strategy_of() {
     world) strategy=("${all[@]}" --shard-params-over world) ;;
     second) strategy=("${all[@]}" --shard-params-over world --secondary-partition) ;;
     esac
-    if [ "$1" != "${1%+offload}" ]; then strategy+=(--optimizer-cpu-offload); fi
+    case $1 in
+    *+offload) strategy+=(--optimizer-cpu-offload) ;;
+    *+disk) strategy+=(--optimizer-disk-offload "$work/state") ;;
+    esac
 }
 
 # same_saved A B: compares weights and moments of two runs' last checkpoints byte by byte.
@@ -78,9 +81,9 @@ trains_alike() {
         [ "$np" = 1 ] || sends_as_planned "$name" 1 $from 100 "$per_node" || { why="$name: $why"; return 1; }
     done
 }
-few="node node+offload" five="grads node optim+offload grads+offload node+offload"
+few="node node+offload" five="grads node optim+offload grads+offload node+offload node+disk"
 over_all="world second"
-if long; then few=$five over_all="world second world+offload second+offload"; fi
+if long; then few=$five over_all="world second world+offload second+offload second+disk"; fi
 check "SDP4Bit, 2 nodes of 2: bitwise identical to optim" trains_alike "$five" 4 2 "${sdp4bit[@]}"
 check "SDP4Bit, 2 nodes of 1" trains_alike "$few" 2 1 "${sdp4bit[@]}"
 check "2 nodes of 1, sharded across all ranks" trains_alike "$over_all" 2 1
@@ -92,7 +95,7 @@ check "fp32 gradients" trains_alike "$few $over_all" 4 2
 check "TLq and direct weights" trains_alike "grads node $over_all" 4 2 "${sdp4bit[@]:5}" "${direct[@]}"
 check "--verify-wire" trains_alike "grads node" 4 2 "${sdp4bit[@]}" --verify-wire
 check "--verify-wire, sharded across all ranks" trains_alike "$over_all" 4 2 "${direct[@]}" --verify-wire
-check "nothing sharded, 2 nodes of 2, checksums" trains_alike "none none+offload" 4 2 "${sdp4bit[@]:5}" \
+check "nothing sharded, 2 nodes of 2, checksums" trains_alike "none none+offload none+disk" 4 2 "${sdp4bit[@]:5}" \
     --verify-wire --error-feedback
 if long; then
     check "nothing sharded, 2 nodes of 1" trains_alike "none none+offload" 2 1
@@ -144,7 +147,7 @@ several_micro_batches() { # STRATEGIES NP FLAGS...
     ! same_training optim grads || { why="grads and optim are bitwise identical"; return 1; }
     why=
 }
-moved="node grads+offload node+offload"
+moved="node grads+offload node+disk"
 check "three micro-batches per step" several_micro_batches "$moved" 4 "${sdp4bit[@]}" --global-batch-size 24
 check "two micro-batches per step, weights sharded across all ranks" several_micro_batches "$over_all" 4 "${sdp4bit[@]:5}" "${direct[@]}" \
     --global-batch-size 16
@@ -170,9 +173,9 @@ strategies_take_turns() { # STRATEGIES FLAGS...: six strategies
     ln -sfn "$work/turns" "$work/turns.saved" && same_saved whole turns
 }
 check "strategies without quantized weights take turns" strategies_take_turns \
-    "none node+offload none+offload optim none grads" "${sdp4bit[@]:5}" --async-save
+    "none node+offload none+disk optim none grads+disk" "${sdp4bit[@]:5}" --async-save
 check "strategies take turns on one checkpoint" strategies_take_turns \
-    "optim node+offload grads node optim+offload grads+offload" "${sdp4bit[@]}"
+    "optim node+disk grads node optim+offload grads+disk" "${sdp4bit[@]}"
 
 killed_and_resumed() { # STRATEGY FLAGS...; needs a run of strategies_take_turns with these flags
     local change=("${change[@]}" "${@:2}" --save "$work/killed.saved")
@@ -185,7 +188,7 @@ killed_and_resumed() { # STRATEGY FLAGS...; needs a run of strategies_take_turns
         same_training whole resumed "$(($(field resumed loss | head -n 1 | cut -d ' ' -f 1) - 1))" &&
         same_saved whole killed
 }
-check "kill -9, resumed bit-exactly" killed_and_resumed node+offload "${sdp4bit[@]}"
+check "kill -9, resumed bit-exactly" killed_and_resumed node+disk "${sdp4bit[@]}"
 if long; then
     check "strategies that shard across all ranks take turns" strategies_take_turns \
         "world optim second node second+offload world" "${direct[@]}" "${sdp4bit[@]:5}"

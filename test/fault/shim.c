@@ -10,6 +10,14 @@
 //                 was reached
 //   SHIM_SLOW_MS  extra time of every sync, to imitate a slow disk
 //   SHIM_SLOW_READ_MS  extra time of every read(); pread() is not affected
+//
+// Positioned reads and writes are counted separately (test/e2e/disk_offload.sh):
+//   SHIM_IO_AT     index of the pread() or pwrite() that fails or kills, from 1; 0: none
+//   SHIM_COUNT     file that receives their number when the process exits
+//   SHIM_IO_SHORT  1: they transfer only the first page of longer requests
+//   SHIM_IO_MS     extra time of each
+//   SHIM_NO_URING  1: io_uring is not permitted
+//   SHIM_NO_DIRECT 1: O_DIRECT is not supported
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -58,23 +66,26 @@ static bool spoiled(const char *what, const char *path) {
     return true;
 }
 
-static bool spoiled_fd(const char *what, int fd) {
-    char link[64], path[PATH_MAX];
+static void path_of(int fd, char path[PATH_MAX]) {
+    char link[64];
     int number = errno;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, path, sizeof path - 1);
+    ssize_t length = readlink(link, path, PATH_MAX - 1);
     errno = number;
     path[length > 0 ? length : 0] = 0;
+}
+
+static bool spoiled_fd(const char *what, int fd) {
+    char path[PATH_MAX];
+    path_of(fd, path);
     return spoiled(what, path);
 }
 
 static void be_slow(int fd, long milliseconds) {
     struct timespec delay = {milliseconds / 1000, milliseconds % 1000 * 1000000};
     if (milliseconds == 0) return;
-    char link[64], path[PATH_MAX];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, path, sizeof path - 1);
-    path[length > 0 ? length : 0] = 0;
+    char path[PATH_MAX];
+    path_of(fd, path);
     if (counts(path)) nanosleep(&delay, NULL);
 }
 
@@ -90,6 +101,60 @@ int open(const char *path, int flags, ...) {
 
 ssize_t write(int fd, const void *data, size_t bytes) {
     return spoiled_fd("write", fd) ? -1 : syscall(SYS_write, fd, data, bytes);
+}
+
+static atomic_int transfers;
+
+// Returns true, with errno set, if this positioned read or write must fail. Otherwise shortens it.
+static bool spoiled_transfer(const char *what, int fd, size_t *bytes) {
+    enum { PAGE = 4096 };
+    char path[PATH_MAX];
+    path_of(fd, path);
+    if (!counts(path)) return false;
+    be_slow(fd, setting("SHIM_IO_MS"));
+    if (setting("SHIM_IO_SHORT") && *bytes > PAGE) *bytes = PAGE;
+    if (atomic_fetch_add(&transfers, 1) + 1 != setting("SHIM_IO_AT")) return false;
+    mark(what, path);
+    if (setting("SHIM_ERRNO") == 0) raise(SIGKILL);
+    errno = (int)setting("SHIM_ERRNO");
+    return true;
+}
+
+__attribute__((destructor)) static void write_count(void) {
+    char text[32];
+    const char *name = getenv("SHIM_COUNT");
+    int length = snprintf(text, sizeof text, "%d\n", atomic_load(&transfers));
+    if (!name || atomic_load(&transfers) == 0) return;
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd >= 0) syscall(SYS_write, fd, text, length);
+    if (fd >= 0) syscall(SYS_close, fd);
+}
+
+ssize_t pread(int fd, void *data, size_t bytes, off_t at) {
+    return spoiled_transfer("pread", fd, &bytes) ? -1 : syscall(SYS_pread64, fd, data, bytes, at);
+}
+
+ssize_t pwrite(int fd, const void *data, size_t bytes, off_t at) {
+    return spoiled_transfer("pwrite", fd, &bytes) ? -1 : syscall(SYS_pwrite64, fd, data, bytes, at);
+}
+
+int io_uring_queue_init(unsigned entries, void *ring, unsigned flags) {
+    if (setting("SHIM_NO_URING")) return -EPERM;
+    int (*real)(unsigned, void *,
+                unsigned) = (int (*)(unsigned, void *, unsigned))dlsym(RTLD_NEXT, "io_uring_queue_init");
+    return real ? real(entries, ring, flags) : -ENOSYS;
+}
+
+int fcntl(int fd, int command, ...) {
+    va_list args;
+    va_start(args, command);
+    long argument = va_arg(args, long);
+    va_end(args);
+    if (command == F_SETFL && (argument & O_DIRECT) && setting("SHIM_NO_DIRECT")) {
+        errno = EINVAL;
+        return -1;
+    }
+    return (int)syscall(SYS_fcntl, fd, command, argument);
 }
 
 ssize_t read(int fd, void *data, size_t bytes) {

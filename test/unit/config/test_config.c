@@ -64,6 +64,7 @@ static void good_lines(void **state) {
         {SMALL "--data-parallel-sharding-strategy=optim_grads_params --shard-params-over world",
          "_strategy\":\"optim_grads_params\",\"shard_params_over\":\"world\""},
         {SMALL "--optimizer-cpu-offload", "\"optimizer_cpu_offload\":true"},
+        {SMALL "--optimizer-disk-offload a/b", "\"optimizer_disk_offload\":\"a/b\""},
         {SMALL "--data-path .3 a .7 b/c --seed 1", "\"data_path\":[\".3\",\"a\",\".7\",\"b/c\"]"},
         {SMALL "--data-path=a --seed 1", "\"data_path\":[\"a\"]"},
         {SMALL "--data-path a b --data-path c", "\"data_path\":[\"c\"]"},
@@ -341,6 +342,13 @@ static void bad_combinations(void **state) {
         {"--on-nan skip --no-check-for-nan-in-loss-and-grad", 0, "keep one"},
         {"--plan-world-size 8", 0, "--plan-world-size needs --plan"},
         {"--plan-network 10", 0, "--plan-network needs --plan; add it"},
+        {"--optimizer-cpu-offload --optimizer-disk-offload a", 0, "both move the optimizer state; keep one"},
+        {"--optimizer-disk-offload a --local-steps 4", 0, "drop --optimizer-disk-offload"},
+        {"--optimizer-disk-offload a --plan-disk-bandwidth 5", 0,
+         "--plan-disk-bandwidth needs --plan and --optimizer-disk-offload"},
+        {"--plan --plan-disk-bandwidth 5", 0, "--plan-disk-bandwidth needs --plan and --optimizer-disk-"},
+        {"--plan --optimizer-disk-offload a --plan-disk-bandwidth 5 --plan-network 1 --plan-measure", 0,
+         "--plan-measure measures the speed that --plan-disk-bandwidth sets; keep one"},
         {"--recompute-granularity full --recompute-activations", 0, "contradicts full"},
         {"--wandb-project p", 0, "--wandb-exp-name"},
         {"--tokenizer-type NullTokenizer", 0, "needs --vocab-size"},
@@ -424,6 +432,7 @@ static void notes_name_what_has_no_effect(void **state) {
         {"--quantized-weights --wq-group-size 128 " LOSSLESS,
          "has no effect without --weight-quantization-method difference"},
         {STRATEGY "optim_grads --optimizer-cpu-offload", NULL},
+        {STRATEGY "optim_grads --optimizer-disk-offload a", NULL},
         {"--async-save", "--async-save has no effect without --save\n"},
         {"--keep-last-checkpoints 2", "--keep-last-checkpoints has no effect without --save\n"},
         {"--no-save-optim", "--no-save-optim has no effect without --save\n"},
@@ -747,6 +756,9 @@ static void checkpoints_must_match(void **state) {
     // A checkpoint of any strategy loads in any other.
     assert_true(resume(&run, SMALL,
                        SMALL "--data-parallel-sharding-strategy optim_grads_params --optimizer-cpu-offload"));
+    assert_string_equal(run.notes, "");
+    config_free(&run.config);
+    assert_true(resume(&run, SMALL "--optimizer-disk-offload a", SMALL "--optimizer-disk-offload b"));
     assert_string_equal(run.notes, "");
     config_free(&run.config);
     assert_false(resume(&run, SMALL, SMALL "--num-layers 3"));

@@ -81,6 +81,7 @@ static void flags_used_in_double_precision(void **state) {
                                             "plan-network-inside",
                                             "plan-network-burst",
                                             "plan-lossless-bits",
+                                            "plan-disk-bandwidth",
                                             "plan-tflops",
                                             "plan-step-ms"};
     int rows, found = 0;

@@ -197,6 +197,7 @@ void stream_host_call(Stream *s, HostWork work, const void *context, size_t byte
     void *copy = memcpy(xmalloc(bytes, "work of the host"), context, bytes);
     host_stream = s;
     work(copy);
+    host_stream = NULL;
     free(copy);
 }
 
@@ -377,6 +378,31 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
 void update_shard_host(const UpdateShard *a, int threads, const Site *unused) {
     kernel_update_shard(host_stream, a);
 }
+void update_range_host(const UpdateShard *a, int64_t lo, int64_t hi, int threads, const Site *unused) {
+    fail_msg("update_range_host is only called by disk_update, which is replaced");
+}
+
+// --- disk_state.h: the file is memory at `bounce`, (STATE_PARTS, shard_elements) -----------------
+
+static float *in_file(const DiskState *d, int part, int64_t at) {
+    return (float *)(void *)d->bounce + part * d->layout->shard_elements + at;
+}
+void __wrap_disk_update(void *store, int b, const UpdateShard *a, int threads, const Site *unused) {
+    const DiskState *d = (const DiskState *)store;
+    UpdateShard own = *a;
+    int64_t at = d->layout->bucket[b].state_start;
+    own.master = in_file(d, STATE_MASTER, at);
+    own.exp_avg = in_file(d, STATE_EXP_AVG, at);
+    own.exp_avg_sq = in_file(d, STATE_EXP_AVG_SQ, at);
+    kernel_update_shard(host_stream, &own);
+}
+void __wrap_disk_read(DiskState *d, StatePart part, int64_t at, float *host, int64_t n) {
+    if (!host_stream) return;  // the main thread, which has waited
+    begin_on(host_stream, "checkpoint copy");
+    reads(host_stream, in_file(d, part, at), 4 * n);
+    writes(host_stream, host, 4 * n);
+}
+void __wrap_disk_write(DiskState *d, StatePart part, int64_t at, const float *host, int64_t n) {}
 
 void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
     begin_on(s, "apply");

@@ -39,7 +39,8 @@ enum {
     LOCAL = 512,
     ENDS = 1024,  // a resumed run that ends at its sixth step
     TLQ = 2048,   // gradients quantized, weights not
-    REPLICATED = 4096
+    REPLICATED = 4096,
+    DISK = 8192
 };
 
 typedef struct Shape {
@@ -127,6 +128,7 @@ static void parse_flags(Recording *r) {
                    {LOSSLESS, {"--quantized-weights", "--weight-quantization-method", "lossless"}},
                    {NO_OVERLAP, {"--no-overlap"}},
                    {OFFLOAD, {"--optimizer-cpu-offload"}},
+                   {DISK, {"--optimizer-disk-offload", "nowhere"}},
                    {SHARD_GRADS, {"--data-parallel-sharding-strategy", "optim_grads"}},
                    {SHARD_WEIGHTS, {"--data-parallel-sharding-strategy", "optim_grads_params"}},
                    {REPLICATED, {"--data-parallel-sharding-strategy", "no_shard"}},
@@ -177,6 +179,8 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
         snprintf(comm->gather, sizeof comm->gather, "gather %s", groups[i]->name);
     }
     assert_true(memory_plan_allocate(&r->memory_plan, &r->device, 1, &err));
+    DiskState *disk = r->zero->optimizer.disk;
+    if (disk) disk->bounce = xcalloc((size_t)disk->file_bytes, 1, "the file");
     zero_start(r->zero, &r->device, r->compute, &r->lanes, r->timers);
     for (int i = 0; i < TENSORS; i++) {
         size_t bytes = (size_t)tensor_elements(&r->tensors[i]) * X;
@@ -190,6 +194,7 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
 
 static void close_recording(Recording *r) {
     memory_plan_free(&r->memory_plan, &r->device);
+    if (r->zero->optimizer.disk) free(r->zero->optimizer.disk->bounce);
     zero_free(r->zero);
     lanes_close(&r->lanes);
     timers_destroy(r->timers);
@@ -332,6 +337,10 @@ static const Shape shapes[] = {
     {4, 2, 2, 0},
     {2, 2, 3, QUANTIZED | NO_OVERLAP},
     {1, 1, 1, QUANTIZED | OFFLOAD},
+    {1, 1, 1, QUANTIZED | DISK},
+    {2, 2, 3, QUANTIZED | DISK},
+    {2, 2, 3, QUANTIZED | DISK | SHARD_GRADS},
+    {2, 2, 2, DISK | NO_OVERLAP | SHARD_WEIGHTS},
     {1, 2, 1, QUANTIZED | OFFLOAD},
     {2, 2, 3, QUANTIZED | OFFLOAD},
     {2, 2, 2, OFFLOAD},
