@@ -389,8 +389,7 @@ static const Option table[] = {
     FLAG("plan", FREE, plan,
          "print the memory and communication plan of the run and exit; needs neither data nor a GPU"),
     INT("plan-world-size", FREE, plan_world_size, "0", 0, 1 << 20,
-        "number of ranks to plan for, on one node unless --gpus-per-node is given; 0: the ranks "
-        "that were started"),
+        "ranks to plan for, on one node unless --gpus-per-node is given; 0: the ranks that were started"),
     REAL("plan-network", FREE, plan_network, "0", 0, 1e6,
          "with --plan: network bandwidth of a node in Gb/s. Estimates the step time of each "
          "preset and recommends one; 0: off"),
