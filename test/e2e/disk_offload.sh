@@ -11,7 +11,6 @@ data=$work/text_text_document
 state=$work/state
 disk=(--optimizer-disk-offload "$state")
 several=(--gpus-per-node 1 "${paper[@]}" --wq-group-size 128 --ddp-bucket-size 1000)
-plain=("${launcher[@]}")
 host=$(hostname)
 
 # with NAME=VALUE... -- COMMAND...: runs COMMAND with the shim and these variables on rank 0.
