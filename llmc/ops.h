@@ -379,4 +379,33 @@ void op_sum_parts(Stream *s, const SumParts *a);
 // y[i] = sum over r of parts[r, i], for partial gradients. Overwrites y (n).
 void op_add_parts(Stream *s, float *y, const float *parts, int64_t n, int ranks);
 
+// --- Newton-Schulz iteration of the Muon optimizer, called by llmc/state/muon.c ------------------
+
+// One step of the iteration: X = a X + (b A + c A A) X with A = X X^T.
+typedef struct NewtonSchulzStep {
+    float a, b, c;
+} NewtonSchulzStep;
+
+// Replaces X by an approximation of U V^T, where U S V^T is its singular value decomposition. All
+// singular values of X must be at most 1. If there are more rows than columns, a step computes X =
+// a X + X (b A + c A A) with A = X^T X, which is the same in exact arithmetic and needs the smaller
+// A.
+//
+// A, b A + c A A, and X are rounded to floatX after each product; sums are in fp32. Every product
+// is one GEMM call whose shape depends only on the matrix, so the result is bitwise identical on
+// all ranks of the same machine type.
+//
+// If c is 0, the product A A is left out, and b is applied in the last product.
+typedef struct NewtonSchulz {
+    int64_t rows, columns;  // on GPUs, multiples of 8
+    const NewtonSchulzStep *step;
+    int steps;
+    floatX *x;        // (rows, columns) in; overwritten
+    void *workspace;  // op_newton_schulz_bytes, 256-byte aligned
+} NewtonSchulz;
+// Returns the result (rows, columns): a->x, or part of the workspace.
+const floatX *op_newton_schulz(Stream *s, const NewtonSchulz *a);
+// Returns the workspace size for a matrix.
+size_t op_newton_schulz_bytes(int64_t rows, int64_t columns);
+
 LLMC_END

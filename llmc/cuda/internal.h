@@ -108,6 +108,9 @@ typedef struct Gemm {
     bool accumulate;                 // d += product; only if fp32 is set
     int64_t m, n, k;
     GemmEpilogue epilogue;
+    // If add is not NULL: d = scale product + add_scale add, rounded once; add (m, n) is not d
+    const floatX *add;
+    float scale, add_scale;
     const floatX *bias;  // (n) for GEMM_BIAS*
     floatX *aux;         // (m, n) for GEMM_BIAS_GELU (written) and GEMM_DGELU (read)
     bool fast;           // FP8 without block scales: sum in the tensor cores' reduced precision

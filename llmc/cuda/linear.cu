@@ -105,14 +105,16 @@ static uint32_t alignment_of(uintptr_t address) {
     return (uint32_t)(bits & (~bits + 1));
 }
 static uint32_t matrix_alignment(const Gemm *g) {
-    return alignment_of((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->d | (uintptr_t)g->aux);
+    return alignment_of((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->d | (uintptr_t)g->aux |
+                        (uintptr_t)g->add);
 }
 
 static bool is_fp8(const Gemm *g) { return g->a_type != GEMM_BF16; }
 
 int gemm_form(const Gemm *g) {
     return g->transpose_a | g->transpose_b << 1 | g->fp32 << 2 | g->epilogue << 3 | g->accumulate << 5 |
-           g->a_type << 6 | g->b_type << 8 | g->fast << 10 | g->a_scales << 11 | g->b_scales << 13;
+           g->a_type << 6 | g->b_type << 8 | g->fast << 10 | g->a_scales << 11 | g->b_scales << 13 |
+           (g->add != NULL) << 15;
 }
 
 static GemmKey gemm_key(const Gemm *g, int answer) {
@@ -317,9 +319,10 @@ static cublasStatus_t run_plan(Stream *stream, const Gemm *g, const GemmPlan *pl
     // Calls may overwrite the plan's pointers, because cuBLASLt reads them before it returns, and
     // only one host thread uses a device.
     set_pointers(device->site, plan->operation, g);
-    float one = 1.0f, beta = g->accumulate ? 1.0f : 0.0f;
-    return cublasLtMatmul(linear_state(device)->handle, plan->operation, &one, g->b, plan->a, g->a, plan->b,
-                          &beta, g->d, plan->d, g->d, plan->d, &plan->algorithm, g->workspace,
+    float scale = g->add ? g->scale : 1.0f, beta = g->add ? g->add_scale : g->accumulate ? 1.0f : 0.0f;
+    const void *added = g->add ? g->add : g->d;
+    return cublasLtMatmul(linear_state(device)->handle, plan->operation, &scale, g->b, plan->a, g->a, plan->b,
+                          &beta, added, plan->d, g->d, plan->d, &plan->algorithm, g->workspace,
                           GEMM_WORKSPACE_BYTES, stream_handle(stream));
 }
 

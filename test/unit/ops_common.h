@@ -1,6 +1,6 @@
 // Helpers of the tests of ops: random tensors, buffers of exact size, conversion to double,
 // comparisons. Included by test_ops.c, test_ops_head.c, test_ops_llama.c, test_ops_gradients.c,
-// test_ops_generate.c and test_ops_fp8.c only.
+// test_ops_generate.c, test_ops_fp8.c and test_ops_muon.c only.
 #pragma once
 #include <setjmp.h>
 #include <stdarg.h>
