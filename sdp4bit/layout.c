@@ -26,6 +26,10 @@ static bool check_input(const LayoutTensor *tensors, int count, const LayoutOpti
         if (t->numel < 1 || t->unit < (i ? tensors[i - 1].unit : 0) || !placed) {
             return usage_error(err, "tensor %d of the layout is empty or out of order", i);
         }
+        for (int j = i - 1; t->matrix && j >= 0 && tensors[j].unit == t->unit; j--) {
+            if (tensors[j].matrix && (tensors[j].work > 0) != (t->work > 0))
+                return usage_error(err, "unit %d of the layout mixes whole and sharded matrices", t->unit);
+        }
     }
     return true;
 }
@@ -38,14 +42,121 @@ static int64_t least_bucket(const BucketLayout *layout) {
     return 16 * shares(layout) * layout->options.alignment;
 }
 
-// Assigns units to buckets greedily in forward order (unit_bucket). Returns the number of buckets.
-static int merge_units(BucketLayout *layout, const LayoutTensor *tensors, int count) {
-    int64_t least = least_bucket(layout);
-    int64_t *size = xcalloc((size_t)layout->units, sizeof *size, "the bucket layout");
-    for (int i = 0; i < count; i++) size[tensors[i].unit] += tensors[i].numel;
-    int bucket = 0;
-    int64_t filled = 0;
-    for (int u = 0; u < layout->units; u++) {
+// --- whole matrices ------------------------------------------------------------------------------
+
+// Some optimizers need all elements of a matrix. Then a shard holds whole matrices, and a bucket is
+// padded to dp times the fullest shard. A bucket of more units can be divided more evenly.
+
+// Matrices to divide: all matrices of units [first, end).
+typedef struct WholeUnits {
+    const LayoutTensor *tensors;
+    int count, first, end;
+    int64_t alignment;  // of each matrix
+    int64_t multiple;   // shards are multiples of it
+    int dp;
+} WholeUnits;
+
+static bool belongs(const WholeUnits *units, int i) {
+    const LayoutTensor *tensor = &units->tensors[i];
+    return tensor->matrix && tensor->unit >= units->first && tensor->unit < units->end;
+}
+
+// Returns the largest matrix without a shard, the first of several, or -1.
+static int next_matrix(const WholeUnits *units, const int *shard) {
+    int largest = -1;
+    for (int i = 0; i < units->count; i++) {
+        if (!belongs(units, i) || shard[i] >= 0) continue;
+        if (largest < 0 || units->tensors[i].numel > units->tensors[largest].numel) largest = i;
+    }
+    return largest;
+}
+
+// Divides the matrices into dp shards: the largest first, each to the shard with the fewest
+// elements. Returns the shard size. shard: (count) receives the shard of each matrix of these
+// units; may be NULL.
+static int64_t whole_divide(const WholeUnits *units, int *shard) {
+    assert(units->dp >= 1 && units->first < units->end);
+    int64_t *filled = xcalloc((size_t)units->dp, sizeof *filled, "the bucket layout"), largest = 0;
+    int *chosen = shard ? shard : xcalloc((size_t)units->count, sizeof *chosen, "the bucket layout");
+    for (int i = 0; i < units->count; i++) chosen[i] = -1;
+    for (int i = next_matrix(units, chosen); i >= 0; i = next_matrix(units, chosen)) {
+        int emptiest = 0;
+        for (int s = 1; s < units->dp; s++) {
+            if (filled[s] < filled[emptiest]) emptiest = s;
+        }
+        chosen[i] = emptiest;
+        filled[emptiest] += round_up64(units->tensors[i].numel, units->alignment);
+        if (filled[emptiest] > largest) largest = filled[emptiest];
+    }
+    free(filled);
+    if (!shard) free(chosen);
+    return round_up64(largest, units->multiple);
+}
+
+// Returns the number of buckets, at most `most`, into which the units should be divided as evenly
+// as possible: the largest whose padding is at most 1/20 of the elements, or the one with the least
+// padding. Bucket i gets units first + n i / buckets .. first + n (i + 1) / buckets - 1 of n.
+static int whole_buckets(const WholeUnits *units, int most) {
+    assert(most >= 1 && most <= units->end - units->first);
+    int n = units->end - units->first, best = 1;
+    int64_t elements = 0, least = INT64_MAX;
+    for (int i = 0; i < units->count; i++) {
+        if (belongs(units, i)) elements += units->tensors[i].numel;
+    }
+    for (int buckets = most; buckets >= 1; buckets--) {
+        int64_t padded = 0;
+        for (int b = 0; b < buckets; b++) {
+            WholeUnits part = *units;
+            part.first = units->first + (int)((int64_t)n * b / buckets);
+            part.end = units->first + (int)((int64_t)n * (b + 1) / buckets);
+            padded += units->dp * whole_divide(&part, NULL);
+        }
+        if (padded - elements <= elements / 20) return buckets;
+        if (padded < least) least = padded, best = buckets;
+    }
+    return best;
+}
+
+// Gives the shards of a bucket to ranks: the shard with the most work to the rank with the least
+// work so far. Rank 0 gets matrices, because the first segment of a bucket must start at 0.
+// work: (dp) work of all earlier buckets; adds the work of this one. rank_of: (dp) receives the
+// rank of each shard.
+static void whole_assign(const WholeUnits *units, const int *shard, int64_t *work, int *rank_of) {
+    int dp = units->dp;
+    int64_t *of_shard = xcalloc((size_t)dp, sizeof *of_shard, "the bucket layout");
+    int *owned = xcalloc((size_t)dp, sizeof *owned, "the bucket layout");
+    for (int i = 0; i < units->count; i++) {
+        if (belongs(units, i)) of_shard[shard[i]] += units->tensors[i].work;
+    }
+    for (int s = 0; s < dp; s++) rank_of[s] = owned[s] = -1;
+    for (int turn = 0; turn < dp; turn++) {
+        int heaviest = -1, idlest = -1;
+        for (int i = 0; i < dp; i++) {
+            if (rank_of[i] < 0 && (heaviest < 0 || of_shard[i] > of_shard[heaviest])) heaviest = i;
+            if (owned[i] < 0 && (idlest < 0 || work[i] < work[idlest])) idlest = i;
+        }
+        rank_of[heaviest] = idlest;
+        owned[idlest] = heaviest;
+    }
+    // The first shards that whole_divide fills hold matrices; shard 0 always does.
+    if (of_shard[owned[0]] == 0) {
+        int empty = owned[0], rank = rank_of[0];
+        rank_of[0] = 0;
+        rank_of[empty] = rank;
+    }
+    for (int s = 0; s < dp; s++) work[rank_of[s]] += of_shard[s];
+    free(of_shard);
+    free(owned);
+}
+
+// --- buckets -------------------------------------------------------------------------------------
+
+// Assigns units [first, end) to buckets greedily in forward order (unit_bucket), beginning with
+// `bucket`. size: elements of each unit. Returns the last bucket.
+static int merge_greedily(BucketLayout *layout, const int64_t *size, int first, int end, int bucket) {
+    int64_t least = least_bucket(layout), filled = 0;
+    int start = bucket;
+    for (int u = first; u < end; u++) {
         if (filled >= least && filled + size[u] > layout->options.bucket_elements) {
             bucket++;
             filled = 0;
@@ -54,13 +165,46 @@ static int merge_units(BucketLayout *layout, const LayoutTensor *tensors, int co
         filled += size[u];
     }
     // A last bucket below the minimum joins the one before it.
-    if (bucket > 0 && filled < least) {
-        for (int u = 0; u < layout->units; u++) {
+    if (bucket > start && filled < least) {
+        for (int u = first; u < end; u++) {
             if (layout->unit_bucket[u] == bucket) layout->unit_bucket[u] = bucket - 1;
         }
         bucket--;
     }
+    return bucket;
+}
+
+static WholeUnits whole_units(const BucketLayout *layout, const LayoutTensor *tensors, int first, int end) {
+    int64_t alignment = layout->options.alignment;
+    WholeUnits units = {tensors,   layout->tensors, first, end, alignment, layout->options.pieces * alignment,
+                        layout->dp};
+    return units;
+}
+
+// Assigns units to buckets (unit_bucket). Returns the number of buckets.
+static int merge_units(BucketLayout *layout, const LayoutTensor *tensors, int count) {
+    int64_t *size = xcalloc((size_t)layout->units, sizeof *size, "the bucket layout");
+    bool *whole = xcalloc((size_t)layout->units, sizeof *whole, "the bucket layout");
+    for (int i = 0; i < count; i++) {
+        size[tensors[i].unit] += tensors[i].numel;
+        whole[tensors[i].unit] |= tensors[i].work > 0;
+    }
+    int bucket = -1;
+    for (int first = 0, end; first < layout->units; first = end) {
+        for (end = first + 1; end < layout->units && whole[end] == whole[first];) end++;
+        int start = bucket + 1;
+        bucket = merge_greedily(layout, size, first, end, start);
+        if (!whole[first]) continue;
+        WholeUnits units = whole_units(layout, tensors, first, end);
+        int64_t n = end - first, buckets = whole_buckets(&units, bucket - start + 1);
+        for (int64_t b = 0; b < buckets; b++) {
+            for (int64_t u = n * b / buckets; u < n * (b + 1) / buckets; u++)
+                layout->unit_bucket[first + u] = start + (int)b;
+        }
+        bucket = start + (int)buckets - 1;
+    }
     free(size);
+    free(whole);
     return bucket + 1;
 }
 
@@ -97,18 +241,60 @@ static bool uncounted_in(const Placing *p, const BucketLayout *layout, bool matr
     return false;
 }
 
+// Returns the units of a bucket whose matrices are whole, or an empty range.
+static WholeUnits bucket_units(const BucketLayout *layout, const Placing *p) {
+    int first = layout->units, end = 0;
+    for (int i = 0; i < layout->tensors; i++) {
+        if (layout->tensor_bucket[i] != p->bucket || p->tensors[i].work == 0) continue;
+        if (p->tensors[i].unit < first) first = p->tensors[i].unit;
+        if (p->tensors[i].unit >= end) end = p->tensors[i].unit + 1;
+    }
+    return whole_units(layout, p->tensors, first, end);
+}
+
+// Places a bucket's whole matrices, rank by rank.
+static void place_whole(BucketLayout *layout, const Placing *p, const WholeUnits *units) {
+    Bucket *bucket = &layout->bucket[p->bucket];
+    int *shard = xcalloc((size_t)layout->tensors, sizeof *shard, "the bucket layout");
+    int *rank_of = xcalloc((size_t)layout->dp, sizeof *rank_of, "the bucket layout");
+    bucket->whole = true;
+    bucket->matrix_per_rank = whole_divide(units, shard);
+    bucket->matrix_elements = bucket->matrix_counted = bucket->matrix_per_rank * layout->dp;
+    whole_assign(units, shard, layout->rank_work, rank_of);
+    for (int rank = 0; rank < layout->dp; rank++) {
+        int64_t at = rank * bucket->matrix_per_rank;
+        for (int i = 0; i < layout->tensors; i++) {
+            if (shard[i] < 0 || rank_of[shard[i]] != rank) continue;
+            Segment segment = {at, p->tensors[i].numel, p->logical[i], i};
+            layout->segments[(*p->next)++] = segment;
+            at = round_up64(at + p->tensors[i].numel, layout->options.alignment);
+        }
+    }
+    free(shard);
+    free(rank_of);
+}
+
+static void place_matrices(BucketLayout *layout, const Placing *p) {
+    Bucket *bucket = &layout->bucket[p->bucket];
+    WholeUnits units = bucket_units(layout, p);
+    bucket->first_segment = *p->next;
+    if (units.first < units.end) {
+        place_whole(layout, p, &units);
+    } else {
+        bucket->matrix_counted = place_part(layout, p, true, true, 0);
+        int64_t end = place_part(layout, p, true, false, bucket->matrix_counted);
+        bucket->matrix_elements = round_up64(end, shares(layout) * layout->options.alignment);
+        bucket->matrix_per_rank = bucket->matrix_elements / layout->dp;
+    }
+    bucket->segments = *p->next - bucket->first_segment;
+}
+
 static void place_bucket(BucketLayout *layout, const Placing *p) {
     Bucket *bucket = &layout->bucket[p->bucket];
-    bucket->first_segment = *p->next;
-    bucket->matrix_counted = place_part(layout, p, true, true, 0);
-    int64_t end = place_part(layout, p, true, false, bucket->matrix_counted);
-    bucket->segments = *p->next - bucket->first_segment;
-    bucket->matrix_elements = round_up64(end, shares(layout) * layout->options.alignment);
-    bucket->matrix_per_rank = bucket->matrix_elements / layout->dp;
-
+    place_matrices(layout, p);
     bucket->first_tail = *p->next;
     bucket->tail_counted = place_part(layout, p, false, true, 0);
-    end = place_part(layout, p, false, false, bucket->tail_counted);
+    int64_t end = place_part(layout, p, false, false, bucket->tail_counted);
     bucket->tails = *p->next - bucket->first_tail;
     bucket->tail_elements = round_up64(end, shares(layout) * TAIL_ALIGN);
     bucket->tail_per_rank = bucket->tail_elements / layout->dp;
@@ -143,6 +329,7 @@ bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, 
     layout->tensor_arena = xcalloc((size_t)count, sizeof(int64_t), "the tensor table");
     layout->tensor_bucket = xcalloc((size_t)count, sizeof(int), "the tensor table");
     layout->unit_bucket = xcalloc((size_t)layout->units, sizeof(int), "the bucket layout");
+    layout->rank_work = xcalloc((size_t)layout->dp, sizeof(int64_t), "the bucket layout");
     layout->segments = xcalloc((size_t)count, sizeof(Segment), "the segment table");
     layout->segments_total = count;
     layout->buckets = merge_units(layout, tensors, count);
@@ -175,6 +362,7 @@ void layout_free(BucketLayout *layout) {
     free(layout->tensor_arena);
     free(layout->tensor_bucket);
     free(layout->unit_bucket);
+    free(layout->rank_work);
     BucketLayout empty = {0};
     *layout = empty;
 }
@@ -226,11 +414,14 @@ MessageLayout message_layout(Codec codec, int group, int64_t elements, int parti
 }
 
 // Returns the maximum of the target size, the minimum size, and all buckets but 0 (embeddings).
+// Buckets of whole matrices count with their mean size per unit.
 static int64_t ordinary_bucket(const BucketLayout *layout) {
     int64_t size = layout->options.bucket_elements > least_bucket(layout) ? layout->options.bucket_elements
                                                                           : least_bucket(layout);
     for (int b = 1; b < layout->buckets; b++) {
-        if (layout->bucket[b].matrix_elements > size) size = layout->bucket[b].matrix_elements;
+        const Bucket *bucket = &layout->bucket[b];
+        int64_t units = bucket->whole ? bucket->end_unit - bucket->first_unit : 1;
+        if (bucket->matrix_elements / units > size) size = bucket->matrix_elements / units;
     }
     return size;
 }

@@ -11,6 +11,9 @@
 //
 // pieces is 1 except with replica groups (LayoutOptions). Rank r owns the r-th of dp equal shards
 // of each part of every bucket (ZeRO-1). With N nodes of D ranks, rank r = node * D + local.
+//
+// Some optimizers need whole matrices (LayoutTensor.work). Then each matrix is in one shard, and
+// every shard is padded to the size of the fullest. Such matrices share no bucket with others.
 #pragma once
 #include "llmc/base/base.h"
 #include "sdp4bit/codec.h"
@@ -28,6 +31,7 @@ typedef struct LayoutTensor {
                             // layer; non-decreasing over the tensors
     int64_t before, after;  // elements of the same tensor that other ranks hold, before and after
                             // this rank's part; before: a multiple of 32
+    int64_t work;           // > 0: one rank must own the whole matrix, and spends this work on it
     bool uncounted;         // duplicate: another rank holds the same elements and counts their norm
 } LayoutTensor;
 
@@ -51,6 +55,7 @@ typedef struct Bucket {
                                              // the matrix shard, then the tail shard
     int first_segment, segments;             // matrices: range of layout->segments
     int first_tail, tails;                   // 1-D tensors: range of layout->segments
+    bool whole;                              // each matrix is in one shard
     bool sealed;                             // messages end with a checksum (layout_seal)
 } Bucket;
 HD_FN int64_t bucket_elements(const Bucket *b) { return b->matrix_elements + b->tail_elements; }
@@ -77,6 +82,7 @@ typedef struct BucketLayout {
     int *tensor_bucket;     // (tensors)
     int units;
     int *unit_bucket;            // (units)
+    int64_t *rank_work;          // (dp) work of the whole matrices that each rank owns
     int64_t arena_elements;      // padded
     int64_t shard_elements;      // per rank
     int64_t parameters;          // without padding
@@ -86,7 +92,8 @@ typedef struct BucketLayout {
 
 // Divides the tensors (in forward order) into buckets of whole units. Merges units up to
 // options->bucket_elements, but at least to 16 x dp x pieces x alignment elements. (The paper does
-// not specify buckets.) Error: EXIT_USAGE for non-positive sizes or decreasing units.
+// not specify buckets.) Units whose matrices must be whole are merged further, to reduce padding.
+// Error: EXIT_USAGE for non-positive sizes, decreasing units, or units with matrices of both kinds.
 bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, const LayoutOptions *options,
                   Error *err);
 void layout_free(BucketLayout *layout);
@@ -180,8 +187,9 @@ HD_FN int64_t gather_rank(int nodes, int per_node, int64_t slot) {
 MessageLayout message_layout(Codec codec, int group, int64_t elements, int partitions, Codec tail_codec,
                              int64_t tail_elements);
 
-// Returns format->chunks. If it is 0, divides only bucket 0 (the embeddings): its chunks, over all
-// ranks, are about as large as the largest other bucket, but at least the target size. So the
+// Returns format->chunks. If it is 0, divides only bucket 0 (the embeddings) and buckets of whole
+// matrices: the chunks of the embeddings, over all ranks, are about as large as the largest other
+// bucket, but at least the target size, and buckets of whole matrices get a chunk per unit. So the
 // buffers shared by all buckets are not sized for the embeddings. More chunks would cost host time,
 // because each chunk takes a dozen host calls.
 int layout_chunks(const BucketLayout *layout, const Bucket *bucket, const GradFormat *format);

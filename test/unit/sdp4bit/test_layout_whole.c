@@ -1,0 +1,126 @@
+// Buckets whose shards hold whole matrices (LayoutTensor.work): every matrix is in one shard,
+// buckets of both kinds stay apart, and padding and work are balanced for the layers of a GPT.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "sdp4bit/layout.h"
+
+enum { C = 64, LAYER = 6, MOST_LAYERS = 32, GROUP = 128 };
+
+// The word embeddings, then layers of four matrices with a norm before each two.
+static int gpt(LayoutTensor *tensors, int layers) {
+    static const int64_t matrices[] = {3, 1, 4, 4};  // in units of C x C
+    int n = 0;
+    tensors[n++] = (LayoutTensor){.numel = 997 * C, .matrix = true, .unit = 0};
+    for (int l = 1; l <= layers; l++) {
+        for (int i = 0; i < 4; i++) {
+            if (i % 2 == 0) tensors[n++] = (LayoutTensor){.numel = C, .unit = l};
+            int64_t numel = matrices[i] * C * C;
+            tensors[n++] = (LayoutTensor){.numel = numel, .matrix = true, .unit = l, .work = numel};
+        }
+    }
+    return n;
+}
+
+static BucketLayout build(int layers, int nodes, int per_node, int pieces, int64_t bucket_elements) {
+    LayoutTensor tensors[1 + LAYER * MOST_LAYERS];
+    int count = gpt(tensors, layers);
+    LayoutOptions options = {nodes, per_node, GROUP, GROUP, bucket_elements, pieces};
+    BucketLayout layout;
+    Error err;
+    assert_true(layout_build(&layout, tensors, count, &options, &err));
+    return layout;
+}
+
+static int64_t padding(const BucketLayout *layout) {
+    int64_t padded = 0, elements = 0;
+    for (int b = 0; b < layout->buckets; b++) {
+        const Bucket *bucket = &layout->bucket[b];
+        if (!bucket->whole) continue;
+        padded += bucket->matrix_elements;
+        for (int i = 0; i < bucket->segments; i++)
+            elements += layout->segments[bucket->first_segment + i].numel;
+    }
+    return 1000 * (padded - elements) / elements;  // per mille
+}
+
+static void check_bucket(const BucketLayout *layout, int b, int pieces) {
+    const Bucket *bucket = &layout->bucket[b];
+    int64_t end = 0;
+    assert_int_equal(bucket->whole, b > 0);
+    assert_int_equal(bucket->matrix_elements, layout->dp * bucket->matrix_per_rank);
+    assert_int_equal(bucket->matrix_per_rank % (pieces * GROUP), 0);
+    assert_int_equal(bucket->matrix_counted, bucket->matrix_elements);
+    for (int i = 0; i < bucket->segments; i++) {
+        const Segment *s = &layout->segments[bucket->first_segment + i];
+        int64_t rank = s->start / bucket->matrix_per_rank;
+        assert_true(s->start >= end && s->start % GROUP == 0);
+        assert_true(i > 0 || s->start == 0);
+        end = s->start + s->numel;
+        assert_true(end <= bucket->matrix_elements);
+        if (bucket->whole) assert_true(end <= (rank + 1) * bucket->matrix_per_rank);
+        assert_int_equal(layout->tensor_arena[s->tensor], bucket->arena_start + s->start);
+        assert_int_equal(layout->tensor_bucket[s->tensor], b);
+    }
+}
+
+static void test_every_matrix_in_one_shard(void **state) {
+    for (int trial = 0; trial < 200; trial++) {
+        int layers = 1 + trial % 13, nodes = 1 + trial % 3, per_node = 1 + trial % 5, pieces = 1 + trial % 2;
+        BucketLayout layout = build(layers, nodes, per_node, pieces, 1 + trial * C * C);
+        int64_t work = 0, segments = 0;
+        assert_true(layout.buckets >= 2 && layout.bucket[0].end_unit == 1);
+        for (int b = 0; b < layout.buckets; b++) {
+            check_bucket(&layout, b, pieces);
+            segments += layout.bucket[b].segments + layout.bucket[b].tails;
+        }
+        assert_int_equal(segments, layout.tensors);
+        for (int r = 0; r < layout.dp; r++) work += layout.rank_work[r];
+        assert_int_equal(work, 12 * C * C * (int64_t)layers);
+        layout_free(&layout);
+    }
+}
+
+// Largest padding, in per mille of the matrices, and largest work of a rank, in per mille of the
+// mean.
+static void test_padding_and_work(void **state) {
+    static const struct {
+        int layers, nodes, per_node, buckets, padding, work;
+    } cases[] = {
+        {12, 1, 1, 12, 0, 1000},  {12, 1, 2, 7, 28, 1000},  {12, 1, 4, 3, 0, 1000},   {12, 1, 8, 1, 0, 1000},
+        {24, 1, 8, 3, 0, 1000},   {24, 2, 8, 1, 0, 1000},   {32, 2, 8, 2, 0, 1000},   {32, 4, 8, 1, 0, 1000},
+        {24, 4, 8, 1, 112, 1112}, {32, 8, 8, 1, 167, 1167}, {12, 4, 8, 1, 334, 1334}, {2, 1, 8, 1, 334, 1334},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        BucketLayout layout = build(cases[i].layers, cases[i].nodes, cases[i].per_node, 1, 1);
+        int64_t most = 0, mean = 12 * C * C * (int64_t)cases[i].layers / layout.dp;
+        for (int r = 0; r < layout.dp; r++) most = layout.rank_work[r] > most ? layout.rank_work[r] : most;
+        if (layout.buckets - 1 < cases[i].buckets || padding(&layout) > cases[i].padding ||
+            1000 * most / mean > cases[i].work)
+            fail_msg("%d layers, %d ranks: %d buckets, padding %lld, work %lld", cases[i].layers, layout.dp,
+                     layout.buckets - 1, (long long)padding(&layout), (long long)(1000 * most / mean));
+        layout_free(&layout);
+    }
+}
+
+// Without work the layout is as before.
+static void test_mixed_units_are_refused(void **state) {
+    LayoutTensor tensors[] = {{.numel = 64, .matrix = true}, {.numel = 64, .matrix = true, .work = 1}};
+    LayoutOptions options = {1, 1, GROUP, GROUP, 1, 1};
+    BucketLayout layout;
+    Error err;
+    assert_false(layout_build(&layout, tensors, 2, &options, &err));
+    assert_int_equal(err.code, EXIT_USAGE);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_matrix_in_one_shard),
+        cmocka_unit_test(test_padding_and_work),
+        cmocka_unit_test(test_mixed_units_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
