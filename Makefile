@@ -81,7 +81,7 @@ endif
 
 # Host code, linked into every program. The backend (CPU or CUDA) is selected at link time.
 MODULES  := base ranks data config log state model checkpoint plan run
-CPU_SRC  := $(wildcard llmc/cpu/*.c) sdp4bit/kernels_cpu.c sdp4bit/lossless_cpu.c
+CPU_SRC  := $(wildcard llmc/cpu/*.c) sdp4bit/kernels_cpu.c sdp4bit/lossless_cpu.c sdp4bit/muon_cpu.c
 HOST_SRC := $(filter-out $(CPU_SRC),$(wildcard $(MODULES:%=llmc/%/*.c) sdp4bit/*.c))
 DATA_SRC := $(wildcard dev/data/*.c)
 CONVERT_SRC := $(wildcard dev/convert/*.c)

@@ -155,13 +155,16 @@ void kernel_step_status(Stream *s, StepStatus *control, const StatusInputs *a);
 // A skipped step changes no state and sends zero codes and scales. Its plain sections are not
 // written, since no rank applies them. If adamw.h refuses an element, its p, m and v are kept, and
 // *fault is set to `code` if *fault is 0 (atomically).
+//
+// matrix_grads NULL: another optimizer has updated the master weights of matrices (muon.h), which
+// are only coded. Then exp_avg_sq has only the tail.
 typedef struct UpdateShard {
     const StepStatus *control;
     float beta1, beta2, epsilon, weight_decay;
     int rank;
     Bucket bucket;
     SegmentTable table;
-    const float *matrix_grads, *tail_grads;  // reduced: (matrix_per_rank), (tail_per_rank)
+    const float *matrix_grads, *tail_grads;  // reduced: (matrix_per_rank) or NULL, (tail_per_rank)
     const floatX *matrix_weights;            // (matrix_per_rank) model weights, if difference
     float *master, *exp_avg, *exp_avg_sq;    // (matrix_per_rank + tail_per_rank)
     Codec codec;
@@ -175,6 +178,10 @@ typedef struct UpdateShard {
     uint64_t *fault, code;  // see step_status.h
 } UpdateShard;
 void kernel_update_shard(Stream *s, const UpdateShard *a);
+// Returns the position of the tail in exp_avg_sq.
+HD_FN int64_t update_tail_squares(const UpdateShard *a) {
+    return a->matrix_grads ? a->bucket.matrix_per_rank : 0;
+}
 // kernel_update_shard on the host (update_host.c): host pointers, bitwise identical results. It is
 // the kernel of CPU ranks; with --optimizer-cpu-offload qwd.c calls it while the GPU computes.
 // `threads` threads share the work; their number does not change the result. Reports progress to

@@ -29,8 +29,9 @@ DEV_FN void update_vector(float master[PACKED], const UpdateShard &a, const Adam
     float grad[PACKED], m[PACKED], v[PACKED];
     bool sound = true;
     if (!live) return;
-    load_read_only(grads + at, grad);
     load_floats(a.master + at, master);
+    if (!grads) return;
+    load_read_only(grads + at, grad);
     load_floats(a.exp_avg + at, m);
     load_floats(a.exp_avg_sq + at, v);
 #pragma unroll
@@ -95,17 +96,9 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
     }
 }
 
-// Plain codecs: sends rounded master weights. With only four elements per thread, enough threads
-// are in flight to hide the divisions.
-enum { PLAIN_VALUES = 4, PLAIN_BLOCKS = 5 };
-template <Codec CODEC>
-__global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS)
-    update_plain_kernel(const __grid_constant__ UpdateShard a) {
-    // A shard is a multiple of 32 elements
-    int64_t at = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x) * PLAIN_VALUES;
-    if (at >= a.bucket.matrix_per_rank || !a.control->applied) return;
-    float4 grad = __ldcs(reinterpret_cast<const float4 *>(a.matrix_grads + at));
-    float4 p = *reinterpret_cast<const float4 *>(a.master + at),
+// Updates the four elements at `at`, whose master weights are p, and returns them.
+DEV_FN float4 adamw_vector(const UpdateShard &a, float4 p, int64_t at) {
+    float4 grad = __ldcs(reinterpret_cast<const float4 *>(a.matrix_grads + at)),
            m = *reinterpret_cast<const float4 *>(a.exp_avg + at);
     float4 v = *reinterpret_cast<const float4 *>(a.exp_avg_sq + at);
     AdamScalars scalars = adam_scalars(&a, a.weight_decay);
@@ -117,6 +110,20 @@ __global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS)
     *reinterpret_cast<float4 *>(a.master + at) = p;
     *reinterpret_cast<float4 *>(a.exp_avg + at) = m;
     *reinterpret_cast<float4 *>(a.exp_avg_sq + at) = v;
+    return p;
+}
+
+// Plain codecs: sends rounded master weights. With only four elements per thread, enough threads
+// are in flight to hide the divisions.
+enum { PLAIN_VALUES = 4, PLAIN_BLOCKS = 5 };
+template <Codec CODEC>
+__global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS)
+    update_plain_kernel(const __grid_constant__ UpdateShard a) {
+    // A shard is a multiple of 32 elements
+    int64_t at = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x) * PLAIN_VALUES;
+    if (at >= a.bucket.matrix_per_rank || !a.control->applied) return;
+    float4 p = *reinterpret_cast<const float4 *>(a.master + at);
+    if (a.matrix_grads) p = adamw_vector(a, p, at);
     if constexpr (CodecRow<CODEC>::BITS == 32) {
         *reinterpret_cast<float4 *>(reinterpret_cast<float *>(a.codes) + at) = p;
     } else {
@@ -130,13 +137,13 @@ __global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS)
 __global__ void __launch_bounds__(CODEC_THREADS) update_tail_kernel(const __grid_constant__ UpdateShard a) {
     int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (i >= a.bucket.tail_per_rank || !a.control->applied) return;
-    int64_t at = a.bucket.matrix_per_rank + i;
+    int64_t at = a.bucket.matrix_per_rank + i, squares = update_tail_squares(&a) + i;
     float grad = a.tail_grads[i];
-    float master = a.master[at], m = a.exp_avg[at], v = a.exp_avg_sq[at];
+    float master = a.master[at], m = a.exp_avg[at], v = a.exp_avg_sq[squares];
     if (!adamw_element(&master, &m, &v, grad, adam_scalars(&a, 0.0f))) mark_refused(a);
     a.master[at] = master;
     a.exp_avg[at] = m;
-    a.exp_avg_sq[at] = v;
+    a.exp_avg_sq[squares] = v;
     reinterpret_cast<floatX *>(a.tail)[i] = floatX_from_float(master);
 }
 

@@ -76,7 +76,7 @@ typedef struct QwdStep {
 typedef struct BucketState {
     GradShard grads;                       // this rank's reduced gradient
     WeightShard weights;                   // this rank's shard of the model weights
-    float *master, *exp_avg, *exp_avg_sq;  // (matrix_per_rank + tail_per_rank)
+    float *master, *exp_avg, *exp_avg_sq;  // as in UpdateShard
     const floatX *replica;                 // device: this rank's matrix shard of the model weights
 } BucketState;
 

@@ -18,14 +18,16 @@ static void mark_refused(const UpdateShard *a) {
     atomic_compare_exchange_strong((_Atomic uint64_t *)a->fault, &nothing, a->code);
 }
 
-// Updates n elements, starting at element `at` of the memory. Works in blocks on copies, so that
-// the loop vectorizes; only a block with a refused element is updated element by element.
+// Updates n elements, starting at element `at` of the memory. Their second moments start at
+// `squares`. Works in blocks on copies, so that the loop vectorizes; only a block with a refused
+// element is updated element by element.
 enum { ADAMW_BLOCK = 1024 };
-static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const float *grads, int64_t n) {
+static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, int64_t squares, const float *grads,
+                  int64_t n) {
     if (!a->control->applied) return;
     for (int64_t first = 0; first < n; first += ADAMW_BLOCK) {
         float *master = a->master + at + first, *exp_avg = a->exp_avg + at + first;
-        float *exp_avg_sq = a->exp_avg_sq + at + first, p[ADAMW_BLOCK], m[ADAMW_BLOCK], v[ADAMW_BLOCK];
+        float *exp_avg_sq = a->exp_avg_sq + squares + first, p[ADAMW_BLOCK], m[ADAMW_BLOCK], v[ADAMW_BLOCK];
         int count = n - first < ADAMW_BLOCK ? (int)(n - first) : ADAMW_BLOCK, refused = 0;
         size_t bytes = (size_t)count * sizeof(float);
         memcpy(p, master, bytes);
@@ -78,8 +80,9 @@ static void update_matrices(void *context, int64_t lo, int64_t hi) {
     const Update *update = (const Update *)context;
     const UpdateShard *a = update->shard;
     int n = piece_size(a->codec, a->group);
-    adamw(a, adam_scalars(a, a->weight_decay), lo - update->first, a->matrix_grads + lo, hi - lo);
-    for (int64_t at = lo; at < hi; at += n) write_group(a, at, a->master + (at - update->first), n);
+    int64_t at = lo - update->first;
+    if (a->matrix_grads) adamw(a, adam_scalars(a, a->weight_decay), at, at, a->matrix_grads + lo, hi - lo);
+    for (int64_t i = lo; i < hi; i += n) write_group(a, i, a->master + (i - update->first), n);
     heartbeat_progress(update->site);
 }
 
@@ -88,13 +91,15 @@ void update_range_host(const UpdateShard *a, int64_t lo, int64_t hi, int threads
     int group = piece_size(a->codec, a->group);
     assert(threads >= 1 && lo >= 0 && lo <= hi && hi <= matrices + a->bucket.tail_per_rank);
     assert(lo >= matrices || lo % group == 0);
+    assert(a->matrix_grads || lo == 0);
     Update update = {a, lo, site};
     parallel_ranges(threads, lo, hi < matrices ? hi : matrices, round_up64(PIECE, group), update_matrices,
                     &update);
     // Tails are short: biases and norms.
     int64_t at = lo > matrices ? lo : matrices, in_tail = at - matrices;
     if (hi <= at) return;
-    adamw(a, adam_scalars(a, 0.0f), at - lo, a->tail_grads + in_tail, hi - at);
+    adamw(a, adam_scalars(a, 0.0f), at - lo, update_tail_squares(a) + in_tail - lo, a->tail_grads + in_tail,
+          hi - at);
     if (a->control->applied)
         store_values(a->tail + in_tail * (int64_t)sizeof(floatX), FLOATX_CODEC, a->master + (at - lo),
                      hi - at);

@@ -15,6 +15,7 @@
 #include "llmc/base/numerics.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/base/version.h"
+#include "llmc/config/config.h"
 
 #define FORMAT "sdp4bit.c checkpoint"
 enum { FORMAT_VERSION = 3, VERSION_OF_FIRST_KINDS = 2, TAIL_BYTES = 29, MOST_NODES = 1 << 20 };
@@ -571,11 +572,15 @@ static bool complete_on_nodes(const Manifest *m, int t, SliceKind kind, const ch
 }
 
 bool manifest_check_complete(const Manifest *m, const char *path, Error *err) {
+    bool muon = config_saved_with_muon(m->arguments);
     for (int t = 0; t < m->tensor_count; t++) {
         for (int k = 0; k < SLICE_KINDS; k++) {
             SliceKind kind = (SliceKind)k;
-            if (slice_kind_holds(kind, m->tensors[t].dims) && !complete_on_nodes(m, t, kind, path, err))
-                return false;
+            // Matrices that Muon updates have no second moments.
+            bool optional = muon && m->tensors[t].dims > 1 && slice_kind_of_squares(kind);
+            if (!slice_kind_holds(kind, m->tensors[t].dims)) continue;
+            if (optional && first_hole(m, t, kind, 0) == 0) continue;
+            if (!complete_on_nodes(m, t, kind, path, err)) return false;
         }
     }
     return true;

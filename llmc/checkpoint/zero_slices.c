@@ -104,6 +104,7 @@ static bool restore_kind(Zero *zero, const Checkpoint *checkpoint, SliceKind kin
     int owned, held = zero_held_ranges(zero, kind);
     const Range *ranges = zero_ranges(zero, kind, &owned);
     for (int i = 0; i < held; i++) {
+        if (!tensor_holds(&zero_tensors(zero, NULL)[ranges[i].tensor], kind)) continue;
         void *host = read_slice(checkpoint, slice_of_range(zero, kind, &ranges[i]), err);
         if (!host) return false;
         zero_put(zero, i, kind, host);

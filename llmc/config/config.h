@@ -22,6 +22,19 @@ typedef enum WeightDecayStyle {
 typedef enum Normalization { LAYERNORM, RMSNORM } Normalization;
 typedef enum PositionEmbedding { POSITIONS_LEARNED, POSITIONS_ROPE } PositionEmbedding;
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
+typedef enum Optimizing { OPTIMIZER_ADAM, OPTIMIZER_MUON } Optimizing;
+typedef enum MuonTensorParallel { MUON_DUPLICATED, MUON_BLOCKWISE } MuonTensorParallel;
+typedef enum MuonScale { MUON_SPECTRAL, MUON_UNIT_RMS_NORM, MUON_SHAPE_SCALING } MuonScale;
+typedef enum MuonCoefficients {
+    MUON_SIMPLE,
+    MUON_QUINTIC,
+    MUON_POLAR_EXPRESS,
+    MUON_CANS,
+    MUON_AOL,
+    MUON_DEEPSEEK_V4,
+    MUON_CUBIC5
+} MuonCoefficients;
+enum { MOST_MUON_STEPS = 64 };
 // qWD | qW | differences of bf16 weights, losslessly encoded
 typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT, WEIGHT_LOSSLESS } WeightMethod;
 // Codec between nodes: uniform levels with a scale per group | EDEN
@@ -79,6 +92,13 @@ typedef struct Config {
     double weight_decay, start_weight_decay, end_weight_decay;
     WeightDecayStyle weight_decay_incr_style;
     double adam_beta1, adam_beta2, adam_eps, clip_grad;
+    Optimizing optimizer;
+    double muon_momentum, muon_extra_scale_factor;
+    bool muon_nesterov, muon_no_split_qkv;
+    MuonScale muon_scale_mode;
+    MuonTensorParallel muon_tp_mode;
+    MuonCoefficients muon_coefficient_type;
+    int muon_num_ns_steps;
     bool override_opt_param_scheduler, use_checkpoint_opt_param_scheduler;
     // data
     Words data_path, train_data_path, valid_data_path, test_data_path;
@@ -234,11 +254,13 @@ bool config_same(const char *own_json, const char *first_json, Error *err);
 // rates, warm-up and decay in samples, weight decay) may differ with
 // --override-opt_param-scheduler, where the command line wins, or
 // --use-checkpoint-opt_param-scheduler, which copies the saved schedule into config. With
-// --finetune, only the model is compared. Differences that change the order of the data or the
-// precision become notes. Error (EXIT_CHECKPOINT): not a JSON object, or a model or schedule flag
-// that differs.
+// --finetune, only the model is compared. The optimizer may differ only with --no-load-optim.
+// Differences that change the order of the data or the precision become notes. Error
+// (EXIT_CHECKPOINT): not a JSON object, or a model or schedule flag that differs.
 bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes,
                              Error *err);
+// Returns true if a checkpoint's arguments have --optimizer muon. saved_json may be NULL.
+bool config_saved_with_muon(const char *saved_json);
 // Returns true if this run can use a checkpoint's error-feedback residual: the gradient transform,
 // the seed and the tensor-parallel size are the same. Missing keys count as equal.
 bool config_same_residual(const Config *config, const char *saved_json);

@@ -455,6 +455,32 @@ static bool check_fp8(const Parsed *p) {
     return config_check_fp8(p->config, p->err);
 }
 
+static bool check_optimizer(const Parsed *p) {
+    const Config *c = p->config;
+    bool muon = c->optimizer == OPTIMIZER_MUON;
+    int rows;
+    const Option *table = config_options(&rows);
+    for (int i = 0; i < rows && !muon; i++) {
+        if (p->given[i] && table[i].use == OPTION_USED && strncmp(table[i].name, "muon-", 5) == 0)
+            NOTE("--%s has no effect without --optimizer muon", table[i].name);
+    }
+    const Rule rules[] = {
+        {muon && c->optimizer_cpu_offload,
+         "--optimizer muon does not support --optimizer-cpu-offload, because the CPU would orthogonalize the "
+         "matrices; drop it, or use --optimizer adam"},
+        {muon && c->optimizer_disk_offload,
+         "--optimizer muon does not support --optimizer-disk-offload, because the CPU would orthogonalize "
+         "the matrices; drop it, or use --optimizer adam"},
+        {muon && c->tensor_model_parallel_size > 1 && c->muon_tp_mode != MUON_BLOCKWISE,
+         "--muon-tp-mode duplicated does not support --tensor-model-parallel-size above 1 yet; add "
+         "--muon-tp-mode blockwise, which orthogonalizes each rank's part of a matrix, or use pipeline "
+         "parallelism"},
+        {muon && c->muon_coefficient_type == MUON_CUBIC5 && c->muon_num_ns_steps != 5,
+         "--muon-coefficient-type cubic5 has coefficients for exactly 5 steps; use --muon-num-ns-steps 5"},
+    };
+    return obeys(p, rules, COUNT_OF(rules));
+}
+
 static bool check_checkpoints(const Parsed *p) {
     const Config *c = p->config;
     const Rule rules[] = {
@@ -530,6 +556,6 @@ bool config_check(const Config *config, const bool *given, char *notes, size_t n
     note_idle(p);
     return check_required(p) && check_model(p) && check_tensor_parallel(p) && check_pipeline(p) &&
            check_local_steps(p) && check_length(p) && check_schedule(p) && check_data_sources(p) &&
-           check_tokenizer(p) && check_quantization(p) && check_fp8(p) && check_checkpoints(p) &&
-           check_rest(p);
+           check_tokenizer(p) && check_quantization(p) && check_fp8(p) && check_optimizer(p) &&
+           check_checkpoints(p) && check_rest(p);
 }

@@ -183,10 +183,33 @@ static bool match_schedule(Config *config, const cJSON *saved, const cJSON *now,
         d.key, d.was, d.is);
 }
 
+static const char *optimizer_of(const cJSON *arguments) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(arguments, "optimizer");
+    return cJSON_IsString(item) ? item->valuestring : "adam";  // older checkpoints lack the key
+}
+
+// AdamW has two moments of every matrix, Muon one momentum.
+static bool match_optimizer(const Config *config, const cJSON *saved, const cJSON *now, char *notes,
+                            size_t notes_bytes, Error *err) {
+    const char *was = optimizer_of(saved), *is = optimizer_of(now);
+    if (strcmp(was, is) == 0) return true;
+    if (!config->no_load_optim) {
+        return ckpt_error(
+            err,
+            "the checkpoint was saved with --optimizer %.20s, whose state --optimizer %s cannot "
+            "use; add --no-load-optim to load only the weights, or use --optimizer %.20s",
+            was, is, was);
+    }
+    options_note(notes, notes_bytes,
+                 "optimizer was %.20s in the checkpoint and is now %s: only the weights are loaded", was, is);
+    return true;
+}
+
 static bool match(Config *config, const cJSON *saved, const cJSON *now, char *notes, size_t notes_bytes,
                   Error *err) {
     if (!match_model(config, saved, now, err)) return false;
     if (config->finetune) return true;
+    if (!match_optimizer(config, saved, now, notes, notes_bytes, err)) return false;
     if (!match_schedule(config, saved, now, err)) return false;
     Difference d;
     int at = 0;
@@ -218,6 +241,13 @@ bool config_match_checkpoint(Config *config, const char *saved_json, char *notes
     cJSON_Delete(now);
     free(now_json);
     return ok;
+}
+
+bool config_saved_with_muon(const char *saved_json) {
+    cJSON *saved = saved_json ? json_parse_object(saved_json, strlen(saved_json)) : NULL;
+    bool muon = strcmp(optimizer_of(saved), "muon") == 0;
+    cJSON_Delete(saved);
+    return muon;
 }
 
 bool config_same_residual(const Config *config, const char *saved_json) {

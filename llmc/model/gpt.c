@@ -18,6 +18,20 @@ bool gpt_has_words(const GPT *gpt) { return gpt->stage.embeds || gpt->stage.head
 
 int gpt_layer_unit(const GPT *gpt, int layer) { return layer + gpt_has_words(gpt); }
 
+// Returns how Muon orthogonalizes a matrix of a layer.
+static MuonShape muon_shape(const GPT *gpt, const Config *config, int which, int64_t rows, int64_t columns) {
+    int64_t groups = config_query_groups(config), queries = config->num_attention_heads / groups;
+    MuonShape shape = {.columns = columns, .groups = 1, .part = {rows, 0, 0}};
+    if (which == QKV_W && !config->muon_no_split_qkv) {
+        shape.groups = groups;
+        shape.part[0] = queries * gpt->HD;
+        shape.part[1] = shape.part[2] = gpt->HD;
+    }
+    // Gate and up projection together, as one matrix (2F, C).
+    if (which == FC1_W && gpt->swiglu) shape.columns = gpt->C, shape.part[0] = rows * columns / gpt->C;
+    return shape;
+}
+
 static void add_tensor(GPT *gpt, const char *name, int64_t rows, int64_t columns, int split, int unit,
                        double std) {
     gpt->whole[gpt->whole_tensors++] = tensor_row(name, rows, columns, split, unit, std);
@@ -73,6 +87,8 @@ static void add_layer(GPT *gpt, const Config *config, int l) {
         if (gpt->place[i] < 0) continue;
         snprintf(name, sizeof name, "encoder.layers.%d.%s", l, row[i].name);
         add_tensor(gpt, name, row[i].rows, row[i].columns, row[i].split, l + 1, row[i].std);
+        if (config->optimizer == OPTIMIZER_MUON && row[i].columns > 0)
+            gpt->whole[gpt->whole_tensors - 1].muon = muon_shape(gpt, config, i, row[i].rows, row[i].columns);
     }
 }
 

@@ -15,7 +15,8 @@ static void reserve_on_device(const Base *base, Optimizer *o, MemoryPlan *memory
     const char *group = "optimizer state";
     memory_plan_reserve(memory_plan, group, "fp32 master weights, own shard", bytes, (void **)&o->master);
     memory_plan_reserve(memory_plan, group, "first moments, own shard", bytes, (void **)&o->exp_avg);
-    memory_plan_reserve(memory_plan, group, "second moments, own shard", bytes, (void **)&o->exp_avg_sq);
+    size_t squares = (size_t)base_squares_start(base, base->layout.buckets) * sizeof(float);
+    memory_plan_reserve(memory_plan, group, "second moments, own shard", squares, (void **)&o->exp_avg_sq);
     o->landed = xcalloc(2, sizeof(StepStatus), "the step status");
 }
 
@@ -25,7 +26,8 @@ static BucketState state_on_device(const Base *base, const Optimizer *o, int b, 
                                    WeightShard weights) {
     assert(b >= 0 && b < base->layout.buckets);
     int64_t at = base_state_start(base, b);
-    BucketState state = {grads, weights, o->master + at, o->exp_avg + at, o->exp_avg_sq + at, weights.matrix};
+    float *squares = o->exp_avg_sq + base_squares_start(base, b);
+    BucketState state = {grads, weights, o->master + at, o->exp_avg + at, squares, weights.matrix};
     return state;
 }
 

@@ -75,8 +75,9 @@ extern const OptimizerStore optimizer_device, optimizer_host, optimizer_disk;
 
 struct Optimizer {
     const OptimizerStore *store;
-    float *master, *exp_avg, *exp_avg_sq;  // (state->shard_elements); NULL if they are on disk
-    StepStatus *landed;                    // host (2): status of the latest two steps
+    float *master, *exp_avg;  // (state->shard_elements); NULL if they are on disk
+    float *exp_avg_sq;        // second moments: base_squares_start; NULL if they are on disk
+    StepStatus *landed;       // host (2): status of the latest two steps
     // the host and disk stores; all memory except `found` is page-locked
     QwdHost host;                    // host.stream runs the copies and the update
     float *grads;                    // (state->shard_elements) reduced gradients

@@ -17,6 +17,11 @@ static size_t range_bytes(const Range *range, SliceKind kind) {
     return (size_t)range_elements(range) * (size_t)slice_kind_bytes(kind);
 }
 
+// Returns the position of a range in a part of the optimizer state.
+static int64_t range_start(const Range *range, StatePart part) {
+    return part == STATE_EXP_AVG_SQ ? range->squares_at : range->state_at;
+}
+
 // Returns true if the optimizer store holds this kind of state. *part: its part.
 static bool in_store(const Zero *zero, SliceKind kind, StatePart *part) {
     switch (kind) {
@@ -54,7 +59,8 @@ bool zero_keeps(const Zero *zero, SliceKind kind) {
 
 bool zero_saves_range(const Zero *zero, SliceKind kind, const Range *range) {
     bool common = !slice_kind_per_node(kind);
-    return zero->base.tensors[range->tensor].counted &&
+    const Tensor *tensor = &zero->base.tensors[range->tensor];
+    return tensor->counted && tensor_holds(tensor, kind) &&
            (!common || zero->base.mesh->replica_groups.rank == 0);
 }
 
@@ -83,7 +89,7 @@ void zero_fetch(Zero *zero, int i, SliceKind kind, void *host) {
     outer_finish(&zero->base, &zero->outer, &zero->optimizer);
     weights_wait_all(&zero->base, &zero->weights);
     if (in_store(zero, kind, &part)) {
-        zero->optimizer.store->read(&zero->optimizer, stream, (float *)host, part, range->state_at,
+        zero->optimizer.store->read(&zero->optimizer, stream, (float *)host, part, range_start(range, part),
                                     range_elements(range));
     } else {
         copy_to_host(stream, host, range_memory(zero, range, kind), range_bytes(range, kind));
@@ -96,8 +102,8 @@ void zero_put(Zero *zero, int i, SliceKind kind, const void *host) {
     const Range *range = range_of(zero, i, kind);
     Stream *stream = zero->base.compute;
     if (in_store(zero, kind, &part)) {
-        zero->optimizer.store->write(&zero->optimizer, stream, part, range->state_at, (const float *)host,
-                                     range_elements(range));
+        zero->optimizer.store->write(&zero->optimizer, stream, part, range_start(range, part),
+                                     (const float *)host, range_elements(range));
     } else {
         copy_to_device(stream, range_memory(zero, range, kind), host, range_bytes(range, kind));
         stream_synchronize(stream);
@@ -151,7 +157,7 @@ void zero_copy_staged(Zero *zero) {
         const Range *range = copy->range;
         if (in_store(zero, copy->kind, &part))
             zero->optimizer.store->queue(&zero->base, &zero->optimizer, s->stream, copy->pinned, part,
-                                         range->state_at, range_elements(range));
+                                         range_start(range, part), range_elements(range));
         else
             copy_to_pinned(s->stream, copy->pinned, range_memory(zero, range, copy->kind),
                            range_bytes(range, copy->kind));
@@ -187,7 +193,7 @@ uint64_t zero_checkpoint_bytes(const Zero *zero, const Tensor *whole, int count,
         SliceKind kind = (SliceKind)k;
         int copies = slice_kind_per_node(kind) ? zero_nodes(zero) : 1;
         for (int i = 0; i < count && zero_saves(zero, kind, optimizer); i++) {
-            if (!slice_kind_holds(kind, whole[i].dims)) continue;
+            if (!tensor_holds(&whole[i], kind)) continue;
             bytes += (uint64_t)copies * (uint64_t)tensor_whole_elements(&whole[i]) *
                      (uint64_t)slice_kind_bytes(kind);
         }

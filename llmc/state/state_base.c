@@ -38,15 +38,27 @@ static int64_t state_index(const Base *base, const Bucket *state, int64_t at) {
     return state->state_start + state->matrix_per_rank + at - shard * state->tail_per_rank;
 }
 
+int64_t base_squares_start(const Base *base, int b) {
+    assert(b >= 0 && b <= base->state->buckets);
+    int64_t start = 0;
+    for (int i = 0; i < b; i++) {
+        const Bucket *bucket = &base->state->bucket[i];
+        start += round_up64(bucket->whole ? bucket->tail_per_rank : bucket_shard(bucket), 64);
+    }
+    return start;
+}
+
 static void list_shard(Base *base, int owner) {
     for (int b = 0; b < base->layout.buckets; b++) {
-        const Bucket *bucket = &base->layout.bucket[b];
+        const Bucket *bucket = &base->layout.bucket[b], *state = &base->state->bucket[b];
+        int64_t squares = base_squares_start(base, b) - state->state_start;
+        if (state->whole) squares -= state->matrix_per_rank;
         for (int i = 0; i < bucket->segments + bucket->tails; i++) {
             Range *range = &base->ranges[base->held_count];
             int64_t in_shard;
             if (!base_cut_segment(&base->layout, b, i, owner, range, &in_shard)) continue;
-            range->state_at = state_index(base, &base->state->bucket[b],
-                                          range->arena_at - bucket->arena_start);
+            range->state_at = state_index(base, state, range->arena_at - bucket->arena_start);
+            range->squares_at = range->state_at + squares;
             base->held_count++;
         }
     }

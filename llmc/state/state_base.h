@@ -17,6 +17,7 @@ typedef struct Range {
     int tensor, bucket;
     int64_t lo, hi;
     int64_t arena_at, state_at;  // position of the first element in the arenas and in the optimizer state
+    int64_t squares_at;          // position in the second moments, if the tensor has them
 } Range;
 
 typedef struct Base {
@@ -49,6 +50,9 @@ typedef struct Base {
 } Base;
 
 static inline int64_t base_state_start(const Base *base, int b) { return base->state->bucket[b].state_start; }
+// Returns the index of a bucket's first second moment. Buckets of whole matrices have second
+// moments of their tails only.
+int64_t base_squares_start(const Base *base, int b);
 // Returns the index of this rank's shard among the shards of the optimizer state.
 static inline int base_state_shard(const Base *base) { return base->state->dp > 1 ? base->mesh->dp.rank : 0; }
 // Returns the payload format of gradients in an iteration.

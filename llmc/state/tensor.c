@@ -29,6 +29,9 @@ const char *slice_kind_name(SliceKind kind) { return KINDS[kind].name; }
 int slice_kind_bytes(SliceKind kind) { return KINDS[kind].bytes; }
 bool slice_kind_per_node(SliceKind kind) { return KINDS[kind].per_node; }
 bool slice_kind_of_weights(SliceKind kind) { return kind == SLICE_WEIGHT || kind == SLICE_LOCAL_WEIGHT; }
+bool slice_kind_of_squares(SliceKind kind) {
+    return kind == SLICE_EXP_AVG_SQ || kind == SLICE_LOCAL_EXP_AVG_SQ;
+}
 bool slice_kind_holds(SliceKind kind, int dims) { return dims > 1 || !KINDS[kind].matrices; }
 
 Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, int unit, double std) {
@@ -40,12 +43,28 @@ Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, in
     return t;
 }
 
+// Returns a rank's part of a matrix that tensor parallelism splits along `split`.
+static MuonShape muon_part(MuonShape shape, const Tensor *whole, int ranks) {
+    bool by_columns = whole->split == 1 && shape.columns == whole->whole[1];
+    if (shape.columns == 0) return shape;
+    if (by_columns) {
+        shape.columns /= ranks;
+        shape.column_ranks = ranks;
+        return shape;
+    }
+    if (shape.groups > 1) shape.groups /= ranks;
+    else shape.part[0] /= ranks;
+    shape.row_ranks = ranks;
+    return shape;
+}
+
 Tensor tensor_part(const Tensor *whole, int rank, int ranks) {
     assert(rank >= 0 && rank < ranks && (whole->split < 0 || whole->whole[whole->split] % ranks == 0));
     Tensor part = *whole;
     part.counted = rank == 0;
     if (whole->split < 0 || ranks == 1) return part;
     part.counted = true;
+    part.muon = muon_part(whole->muon, whole, ranks);
     part.local[whole->split] = whole->whole[whole->split] / ranks;
     part.offset = rank * part.local[whole->split];
     return part;
@@ -53,6 +72,20 @@ Tensor tensor_part(const Tensor *whole, int rank, int ranks) {
 
 int64_t tensor_elements(const Tensor *tensor) { return tensor->local[0] * tensor->local[1]; }
 int64_t tensor_whole_elements(const Tensor *tensor) { return tensor->whole[0] * tensor->whole[1]; }
+
+bool tensor_holds(const Tensor *tensor, SliceKind kind) {
+    return slice_kind_holds(kind, tensor->dims) && !(tensor->muon.columns && slice_kind_of_squares(kind));
+}
+
+// Returns the floating-point operations of a Newton-Schulz step on a matrix; 0 with AdamW.
+static int64_t orthogonalization_work(const MuonShape *shape) {
+    int64_t work = 0, columns = shape->columns;
+    for (int i = 0; i < MUON_PARTS; i++) {
+        int64_t rows = shape->groups * shape->part[i], m = rows < columns ? rows : columns;
+        work += 4 * m * rows * columns + 2 * m * m * m;
+    }
+    return work;
+}
 
 // Number of logical offsets (layout.h) used by one tensor-parallel part of a tensor.
 static int64_t positions_of_part(const Tensor *t) { return round_up64(tensor_elements(t), HADAMARD_ORDER); }
@@ -73,6 +106,7 @@ LayoutTensor *tensors_for_plan(const Tensor *tensors, int count) {
         out[i].numel = tensor_elements(t);
         out[i].matrix = t->dims > 1;
         out[i].unit = t->unit;
+        out[i].work = orthogonalization_work(&t->muon);
         out[i].uncounted = !t->counted;
         out[i].before = first - next;
         next = t->logical + positions_of_whole(t);

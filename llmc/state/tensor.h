@@ -5,6 +5,17 @@
 #include "sdp4bit/layout.h"
 LLMC_BEGIN
 
+// How Muon orthogonalizes a matrix. Its rows consist of `groups` equal groups, each with part[0] +
+// part[1] + part[2] rows: queries, keys and values, or a single part. The rows of a part in all
+// groups form one matrix.
+enum { MUON_PARTS = 3 };
+typedef struct MuonShape {
+    int64_t columns;  // 0: AdamW updates the tensor
+    int64_t groups, part[MUON_PARTS];
+    int row_ranks, column_ranks;  // number of tensor-parallel ranks that share the rows or columns of
+                                  // the whole matrix; 0: one
+} MuonShape;
+
 // A parameter tensor. The second dimension of a vector is 1.
 typedef struct Tensor {
     char name[96];     // as in Megatron-LM: "encoder.layers.3.mlp.dense_h_to_4h.weight"
@@ -17,6 +28,7 @@ typedef struct Tensor {
     int64_t logical;   // logical offset of the whole tensor's first element, for rounding bits (layout.h)
     int unit;          // 0: embeddings; l + 1: layer l. The final LayerNorm belongs to the last layer
     int chunk;         // model chunk of the pipeline stage that uses it; ANY_CHUNK: more than one
+    MuonShape muon;    // of this rank's part
     double std;        // initial N(0, std); 0: zeros; -1: ones
     bool counted;      // the elements count in this rank's norms and number of parameters. True on exactly
                        // one of the ranks that hold the same elements
@@ -49,6 +61,8 @@ bool slice_kind_per_node(SliceKind kind);
 bool slice_kind_of_weights(SliceKind kind);
 // Returns true if a tensor of `dims` dimensions has this kind of state.
 bool slice_kind_holds(SliceKind kind, int dims);
+// Returns true for second moments, which matrices updated by Muon do not have.
+bool slice_kind_of_squares(SliceKind kind);
 
 // Returns a row for a whole tensor: 1-D if columns is 0, else 2-D.
 Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, int unit, double std);
@@ -61,6 +75,8 @@ void tensors_number(Tensor *tensors, int count, int ranks);
 // Return the number of elements of this rank's part, and of the whole tensor.
 int64_t tensor_elements(const Tensor *tensor);
 int64_t tensor_whole_elements(const Tensor *tensor);
+// Returns true if a tensor of this run has this kind of state.
+bool tensor_holds(const Tensor *tensor, SliceKind kind);
 // Returns the input of layout_build: (count) rows, to be freed by the caller.
 LayoutTensor *tensors_for_plan(const Tensor *tensors, int count);
 

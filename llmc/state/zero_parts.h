@@ -3,6 +3,7 @@
 #pragma once
 #include "llmc/state/grads.h"
 #include "llmc/state/local_steps.h"
+#include "llmc/state/muon.h"
 #include "llmc/state/optimizer.h"
 #include "llmc/state/stats.h"
 #include "llmc/state/weights.h"
@@ -34,6 +35,7 @@ struct Zero {
     Grads grads;
     Feedback feedback;
     Optimizer optimizer;
+    Muon muon;
     Weights weights;
     Outer outer;
     Slices slices;

@@ -133,6 +133,7 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     grads_reserve(base, &zero->grads, zero->optimizer.store->on_host, memory_plan);
     feedback_reserve(base, &zero->feedback, memory_plan);
     zero->optimizer.store->reserve(base, &zero->optimizer, memory_plan);
+    muon_reserve(base, &zero->muon, memory_plan);
     outer_reserve(base, &zero->outer, &zero->weights, memory_plan);
     memory_plan_reserve(memory_plan, group, "segment table", (size_t)layout->segments_total * sizeof(Segment),
                         (void **)&base->segments);

@@ -6,6 +6,7 @@
 //
 // --own-kernels runs only ops that call no library on a GPU, because compute-sanitizer's racecheck
 // crashes in programs that call cuBLASLt.
+#include "sdp4bit/muon.h"
 #include "test/gpu/ops_data.h"
 
 // --- the file ---------------------------------------------------------------------------------
@@ -404,6 +405,67 @@ static void case_swiglu(Dump *d, int64_t n, int F) {
     release(lab, (void *[]){pre, dy, y, dpre, NULL});
 }
 
+static void case_newton_schulz(Dump *d, int64_t rows, int64_t columns, float c) {
+    Lab *lab = &d->lab;
+    int64_t n = rows * columns;
+    snprintf(d->scope, sizeof d->scope, "newton_schulz_%dx%d_c%g", (int)rows, (int)columns, (double)c);
+    NewtonSchulzStep step[3] = {{3.3656576f, -3.3420992f, c}, {2.5744352f, -1.4957376f, c}, {1.9f, -1.2f, c}};
+    floatX *x = random_x(lab, n, 0, 1 / sqrt((double)n));
+    void *workspace = poisoned(lab, op_newton_schulz_bytes(rows, columns));
+    NewtonSchulz a = {rows, columns, step, 3, x, workspace};
+    dump_x(d, "y", op_newton_schulz(lab->stream, &a), n, 't');
+    release(lab, (void *[]){x, workspace, NULL});
+}
+
+// The kernels around Newton-Schulz, on queries, keys and values of `groups` groups.
+static void case_muon(Dump *d, int64_t groups, int64_t queries, int64_t columns, bool nesterov) {
+    Lab *lab = &d->lab;
+    int64_t group_rows = queries + 16, n = groups * group_rows * columns, part = groups * queries * columns;
+    snprintf(d->scope, sizeof d->scope, "muon_%dx%dx%d", (int)groups, (int)queries, (int)columns);
+    StepStatus status = {.applied = 1, .clip_coefficient = 0.3f, .learning_rate = 0.02f};
+    StepStatus *control = (StepStatus *)upload(lab, &status, sizeof status);
+    uint64_t none = 0, *fault = (uint64_t *)upload(lab, &none, sizeof none);
+    float *grads = random_f(lab, n, 1), *momentum = random_f(lab, n, 1), *master = random_f(lab, n, 1);
+    float *partials = poisoned_f(lab, ceil_div64(part, 32)), *sum = poisoned_f(lab, 1);
+    floatX *x = poisoned_x(lab, part), *o = random_x(lab, part, 0, 1);
+    MuonPart a = {.control = control,
+                  .grads = grads,
+                  .momentum = momentum,
+                  .master = master,
+                  .mu = 0.9f,
+                  .one_minus_mu = 1.0f - 0.9f,
+                  .nesterov = nesterov,
+                  .scale = 3.5f,
+                  .weight_decay = 0.1f,
+                  .rows = groups * queries,
+                  .columns = columns,
+                  .group_rows = group_rows,
+                  .first_row = 8,
+                  .part_rows = queries,
+                  .fault = fault,
+                  .code = 3};
+    kernel_muon_momentum(lab->stream, &a, n);
+    kernel_muon_squares(lab->stream, &a, partials);
+    dump_f(d, "partials", partials, ceil_div64(part, 32), 'e');
+    kernel_tree_sum(lab->stream, sum, partials, ceil_div64(part, 32));
+    kernel_muon_normalize(lab->stream, &a, sum, x);
+    kernel_muon_apply(lab->stream, &a, o);
+    dump_f(d, "momentum", momentum, n, 'e');
+    dump_f(d, "master", master, n, 'e');
+    dump_x(d, "x", x, part, 'e');
+    release(lab, (void *[]){control, fault, grads, momentum, master, partials, sum, x, o, NULL});
+}
+
+static void cases_muon(Dump *d) {
+    case_muon(d, 1, 8, 24, false);
+    case_muon(d, 4, 64, 256, true);
+    case_muon(d, 3, 8, 1000, false);
+    if (d->own_kernels) return;
+    case_newton_schulz(d, 64, 256, 0.5f);
+    case_newton_schulz(d, 256, 64, 0.5f);
+    case_newton_schulz(d, 200, 200, 0.0f);
+}
+
 static void case_rope(Dump *d, int B, int T, int groups, int heads, int HD, int columns) {
     Lab *lab = &d->lab;
     int64_t n = (int64_t)B * T * groups * heads * HD;
@@ -773,6 +835,7 @@ int main(int argc, char **argv) {
     if (!d.own_kernels) cases_linear(&d);
     if (!d.own_kernels) cases_head(&d);
     cases_llama(&d);
+    cases_muon(&d);
     cases_attention(&d);
     cases_cached(&d);
     bool written = fflush(d.file) == 0 && !ferror(d.file) && fclose(d.file) == 0;

@@ -386,6 +386,54 @@ static void adamw(Simulator *sim, const Place *place) {
     }
 }
 
+// --- Muon ---------------------------------------------------------------------------------------
+
+// Updates the rows of a matrix that `row` lists: (rows) indices.
+static void muon_rows(Simulator *sim, const Place *place, const MuonShape *shape, const int64_t *row,
+                      int64_t rows) {
+    int64_t columns = shape->columns, out = rows * shape->row_ranks, in = columns * shape->column_ranks;
+    const SimulatedMuon *muon = sim->muon;
+    const StepStatus *c = &sim->control;
+    int64_t n = rows * columns, padded = 1;
+    while (padded < n) padded *= 2;
+    float *u = (float *)xcalloc((size_t)padded, sizeof *u, "a matrix");
+    float *squares = (float *)xcalloc((size_t)padded, sizeof *squares, "a matrix");
+    floatX *x = (floatX *)xcalloc((size_t)n, sizeof *x, "a matrix");
+    for (int64_t i = 0; i < n; i++) {
+        int64_t at = place->arena + row[i / columns] * columns + i % columns;
+        float g = sim->reduced[at] * c->clip_coefficient, mu = muon->momentum;
+        sim->exp_avg[at] = mu * sim->exp_avg[at] + (1.0f - mu) * g;
+        u[i] = muon->nesterov ? mu * sim->exp_avg[at] + (1.0f - mu) * g : sim->exp_avg[at];
+        squares[i] = u[i] * u[i];
+    }
+    float norm = sqrtf(tree_of(squares, (int)padded));
+    for (int64_t i = 0; i < n; i++) x[i] = floatX_from_float(u[i] / fmaxf(norm, 1e-15f));
+    muon->orthogonalize(muon->context, x, rows, columns);
+    float scale = (float)((double)muon->extra_scale * sqrt((double)(out > in ? out : in)));
+    float decay = 1.0f - c->learning_rate * sim->options.weight_decay, rate = c->learning_rate * scale;
+    for (int64_t i = 0; i < n; i++) {
+        float *p = &sim->master[place->arena + row[i / columns] * columns + i % columns];
+        *p = *p * decay - rate * floatX_to_float(x[i]);
+    }
+    free(u);
+    free(squares);
+    free(x);
+}
+
+static void muon(Simulator *sim, const Place *place, const MuonShape *shape) {
+    int64_t rows = place->numel / shape->columns, group = rows / shape->groups, first = 0;
+    int64_t *row = (int64_t *)xcalloc((size_t)rows, sizeof *row, "a matrix");
+    for (int part = 0; part < MUON_PARTS; part++) {
+        int64_t count = 0;
+        for (int64_t r = 0; r < rows; r++) {
+            if (r % group >= first && r % group < first + shape->part[part]) row[count++] = r;
+        }
+        if (count) muon_rows(sim, place, shape, row, count);
+        first += shape->part[part];
+    }
+    free(row);
+}
+
 // --- the weights --------------------------------------------------------------------------------
 
 static void send_differences(Simulator *sim, const Place *place, uint32_t step) {
@@ -419,7 +467,9 @@ void simulator_update(Simulator *sim, const SimulatedWorld *world, uint32_t step
     judge(sim, world, lr_if_applied, lr_if_skipped);
     for (int t = 0; sim->control.applied && t < sim->options.layout->tensors; t++) {
         Place place = place_of(sim, t);
-        adamw(sim, &place);
+        const SimulatedMuon *other = sim->muon;
+        if (other && other->shape[t].columns) muon(sim, &place, &other->shape[t]);
+        else adamw(sim, &place);
         update_replica(sim, &place, step);
     }
 }

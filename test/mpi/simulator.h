@@ -9,9 +9,20 @@
 // exchange only their ranks' records, before the step status is computed.
 #pragma once
 #include "llmc/base/dtype.h"
+#include "llmc/state/tensor.h"
 #include "sdp4bit/kernels.h"  // the types StepStatus and StepRecord
 #include "sdp4bit/layout.h"
 LLMC_BEGIN
+
+// Muon, as in sdp4bit/README.md section 7. Newton-Schulz is not part of the exact regime, so the
+// caller computes it with the op of the tested backend.
+typedef struct SimulatedMuon {
+    const MuonShape *shape;  // (layout->tensors)
+    float momentum, extra_scale;
+    bool nesterov;  // the scale mode is spectral
+    void (*orthogonalize)(void *context, floatX *x, int64_t rows, int64_t columns);  // in place
+    void *context;
+} SimulatedMuon;
 
 typedef struct SimulatorOptions {
     const BucketLayout *layout;  // positions of tensors; nodes and ranks per node
@@ -35,6 +46,7 @@ typedef struct Simulator {
     StepRecord *records;                   // (dp) records of the group's ranks
     uint64_t *fault;                       // (dp) fault found by each rank
     StepStatus control;
+    const SimulatedMuon *muon;  // set after simulator_create; NULL: AdamW for all tensors
 } Simulator;
 
 // Sets model weights and master weights to `weights` (layout->arena_elements), moments to 0.

@@ -7,6 +7,7 @@
 
 #include "llmc/ranks/parallel.h"
 #include "llmc/state/zero_parts.h"
+#include "sdp4bit/muon.h"
 
 // --- clocks and accesses -------------------------------------------------------------------------
 
@@ -339,6 +340,46 @@ void kernel_tree_sum(Stream *s, float *sum, float *partials, int64_t n) {
     writes(s, partials, 4 * n);
     writes(s, sum, 4);
 }
+
+// --- Muon ----------------------------------------------------------------------------------------
+
+void kernel_muon_momentum(Stream *s, const MuonPart *a, int64_t elements) {
+    begin_on(s, "momentum");
+    reads(s, a->control, sizeof *a->control);
+    reads(s, a->grads, 4 * elements);
+    writes(s, a->momentum, 4 * elements);
+    use(s->device, ATOMIC, a->fault, 8);
+}
+static void begin_direction(Stream *s, const MuonPart *a, const char *name) {
+    begin_on(s, name);
+    reads(s, a->control, sizeof *a->control);
+    reads(s, a->grads, 4 * a->rows * a->columns);
+    reads(s, a->momentum, 4 * a->rows * a->columns);
+}
+void kernel_muon_squares(Stream *s, const MuonPart *a, float *partials) {
+    begin_direction(s, a, "squares of momentum");
+    writes(s, partials, 4 * ceil_div64(a->rows * a->columns, 32));
+}
+void kernel_muon_normalize(Stream *s, const MuonPart *a, const float *sum, floatX *x) {
+    begin_direction(s, a, "normalize");
+    reads(s, sum, 4);
+    writes(s, x, X * a->rows * a->columns);
+}
+size_t op_newton_schulz_bytes(int64_t rows, int64_t columns) { return (size_t)(X * rows * columns); }
+const floatX *op_newton_schulz(Stream *s, const NewtonSchulz *a) {
+    begin_on(s, "Newton-Schulz");
+    writes(s, a->x, X * a->rows * a->columns);
+    writes(s, a->workspace, X * a->rows * a->columns);
+    return a->x;
+}
+void kernel_muon_apply(Stream *s, const MuonPart *a, const floatX *o) {
+    begin_on(s, "Muon's update");
+    reads(s, a->control, sizeof *a->control);
+    reads(s, o, X * a->rows * a->columns);
+    writes(s, a->master, 4 * a->rows * a->columns);
+    use(s->device, ATOMIC, a->fault, 8);
+}
+
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss,
                         const uint64_t *fault) {
     begin_on(s, "step record");
@@ -363,11 +404,12 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
     begin_on(s, "AdamW");
     reads_table(s, a->table);
     reads(s, a->control, sizeof *a->control);
-    reads(s, a->matrix_grads, 4 * matrix);
+    if (a->matrix_grads) reads(s, a->matrix_grads, 4 * matrix);
     reads(s, a->tail_grads, 4 * tail);
     if (a->difference) reads(s, a->matrix_weights, X * matrix);
-    float *state[] = {a->master, a->exp_avg, a->exp_avg_sq};
-    for (int i = 0; i < 3; i++) writes(s, state[i], 4 * (matrix + tail));
+    float *state[] = {a->master, a->exp_avg};
+    for (int i = 0; i < 2; i++) writes(s, state[i], 4 * (matrix + tail));
+    writes(s, a->exp_avg_sq, 4 * (update_tail_squares(a) + tail));
     // The scales follow the codes.
     writes(s, a->codes, a->scales ? (uint8_t *)a->scales - a->codes : X * matrix);
     if (a->scales) writes(s, a->scales, 4 * (codec_info(a->codec).levels ? matrix / a->group : 0));

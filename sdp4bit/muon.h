@@ -1,0 +1,69 @@
+// The elementwise part of Muon: momentum, normalization and update of one matrix, part of the exact
+// regime. The Newton-Schulz iteration between them (llmc/ops.h) is not. Called by
+// llmc/state/muon.c; muon_cpu.c and kernels_cuda_muon.cu implement the kernels.
+//
+//   M = mu M + (1 - mu) g                  g = grad * clip; the moving average of Megatron-LM
+//   U = M, or (1 - mu) g + mu M            with Nesterov momentum
+//   X = U / max(|U|, 1e-15)                Frobenius norm, rounded to floatX
+//   O = Newton-Schulz(X)
+//   W = (1 - lr wd) W - (lr scale) O
+#pragma once
+#include "sdp4bit/adamw.h"
+LLMC_BEGIN
+
+// One matrix, or one part of its rows: queries, keys and values of the fused QKV matrix are
+// interleaved by group. Row i of the part is row i / part_rows * group_rows + first_row + i %
+// part_rows of the tensor. Pointers to state refer to the tensor's first element.
+typedef struct MuonPart {
+    const StepStatus *control;
+    const float *grads;
+    float *momentum, *master;
+    float mu, one_minus_mu;  // 1 - mu in fp32
+    bool nesterov;
+    float scale, weight_decay;
+    int64_t rows, columns;  // of the part
+    int64_t group_rows, first_row, part_rows;
+    uint64_t *fault, code;  // set by refused elements, as in UpdateShard
+} MuonPart;
+
+// Updates the momentum of `elements` consecutive elements, which are the whole tensor. An element
+// that would not be finite is refused. No-op if the step is skipped.
+void kernel_muon_momentum(Stream *s, const MuonPart *a, int64_t elements);
+// Computes the sums of squares of U over each 32 consecutive elements of the part, (ceil(rows *
+// columns / 32)), padded with 0.
+void kernel_muon_squares(Stream *s, const MuonPart *a, float *partials);
+// Computes x (rows, columns) from the sum of squares.
+void kernel_muon_normalize(Stream *s, const MuonPart *a, const float *sum, floatX *x);
+// Updates the part's master weights by O (rows, columns). Refuses elements that reach MASTER_LIMIT.
+// No-op if the step is skipped.
+void kernel_muon_apply(Stream *s, const MuonPart *a, const floatX *o);
+
+// Returns the index in the tensor of element i of the part.
+HD_FN int64_t muon_index(const MuonPart *a, int64_t i) {
+    if (a->part_rows == a->group_rows) return i;
+    int64_t row = i / a->columns, column = i - row * a->columns, group = row / a->part_rows;
+    return (group * (a->group_rows - a->part_rows) + a->first_row + row) * a->columns + column;
+}
+
+HD_FN float muon_momentum(const MuonPart *a, float clip, float momentum, float grad) {
+    return f32_add(f32_mul(a->mu, momentum), f32_mul(a->one_minus_mu, f32_mul(grad, clip)));
+}
+// momentum: already updated.
+HD_FN float muon_direction(const MuonPart *a, float clip, float momentum, float grad) {
+    return a->nesterov ? muon_momentum(a, clip, momentum, grad) : momentum;
+}
+HD_FN float muon_norm(float sum) {
+    float norm = f32_sqrt(sum);
+    return norm < 1e-15f ? 1e-15f : norm;
+}
+HD_FN bool muon_finite(float x) { return (f32_bits(x) & 0x7FFFFFFFu) < 0x7F800000u; }
+// Updates *p unless it returns false.
+HD_FN bool muon_element(const MuonPart *a, float learning_rate, float *p, float o) {
+    float decay = f32_sub(1.0f, f32_mul(learning_rate, a->weight_decay));
+    float next = f32_sub(f32_mul(*p, decay), f32_mul(f32_mul(learning_rate, a->scale), o));
+    bool sound = (f32_bits(next) & 0x7FFFFFFFu) < MASTER_LIMIT;
+    if (sound) *p = next;
+    return sound;
+}
+
+LLMC_END

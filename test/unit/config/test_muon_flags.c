@@ -1,0 +1,108 @@
+// Flags of --optimizer muon: defaults of Megatron-LM, ranges, conflicts, notes, and checkpoints of
+// the other optimizer.
+#include "test/unit/config/command_line.h"
+
+#define MUON SMALL "--optimizer muon "
+
+static void defaults_match_megatron(void **state) {
+    static const char *const fragments[] = {"\"optimizer\":\"adam\"",
+                                            "\"muon_momentum\":0.9",
+                                            "\"muon_nesterov\":false",
+                                            "\"muon_no_split_qkv\":false",
+                                            "\"muon_scale_mode\":\"spectral\"",
+                                            "\"muon_extra_scale_factor\":1.0",
+                                            "\"muon_coefficient_type\":\"quintic\"",
+                                            "\"muon_num_ns_steps\":5"};
+    Run run;
+    must_run(&run, SMALL, 1);
+    for (size_t i = 0; i < sizeof fragments / sizeof *fragments; i++) json_has(&run.config, fragments[i]);
+    config_free(&run.config);
+}
+
+static void flags_are_accepted(void **state) {
+    Run run;
+    must_run(&run,
+             MUON
+             "--muon-momentum 0.95 --muon-nesterov --muon-no-split-qkv --muon-scale-mode shape_scaling "
+             "--muon-extra-scale-factor 0.2 --muon-coefficient-type polar_express --muon-num-ns-steps 8 "
+             "--muon-fp32-matmul-prec medium --muon-scalar-optimizer adam "
+             "--no-use-layer-wise-param-layout --muon-use-syrk",
+             1);
+    const Config *c = &run.config;
+    assert_int_equal(c->optimizer, OPTIMIZER_MUON);
+    assert_true(c->muon_momentum == 0.95 && c->muon_extra_scale_factor == 0.2 && c->muon_nesterov);
+    assert_true(c->muon_no_split_qkv && c->muon_num_ns_steps == 8);
+    assert_int_equal(c->muon_scale_mode, MUON_SHAPE_SCALING);
+    assert_int_equal(c->muon_coefficient_type, MUON_POLAR_EXPRESS);
+    assert_string_equal(run.notes, "");
+    config_free(&run.config);
+}
+
+static void impossible_flags_are_refused(void **state) {
+    static const struct {
+        const char *line, *what;
+    } bad[] = {
+        {SMALL "--optimizer lion", "--optimizer lion: not one of adam|muon"},
+        {MUON "--muon-momentum 1", "at least 0 and below 1"},
+        {MUON "--muon-momentum 0.99999999", "becomes 1 in float32"},
+        {MUON "--muon-extra-scale-factor 0", "above 0"},
+        {MUON "--muon-num-ns-steps 0", "--muon-num-ns-steps 0"},
+        {MUON "--muon-num-ns-steps 65", "--muon-num-ns-steps 65"},
+        {MUON "--muon-coefficient-type quartic", "simple|quintic|polar_express|cans|aol|deepseekv4|cubic5"},
+        {MUON "--muon-coefficient-type cubic5 --muon-num-ns-steps 6", "use --muon-num-ns-steps 5"},
+        {MUON "--muon-tp-mode distributed", "--muon-tp-mode distributed: not one of duplicated|blockwise"},
+        {MUON "--muon-fp32-matmul-prec high", "--muon-fp32-matmul-prec high: not one of medium"},
+        {MUON "--muon-scalar-optimizer lion", "--muon-scalar-optimizer lion: not one of adam"},
+        {MUON "--tensor-model-parallel-size 2", "above 1 yet; add --muon-tp-mode blockwise"},
+        {MUON "--optimizer-cpu-offload", "does not support --optimizer-cpu-offload"},
+        {MUON "--optimizer-disk-offload state", "does not support --optimizer-disk-offload"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) must_fail(bad[i].line, 0, bad[i].what);
+}
+
+static void notes_name_flags_without_effect(void **state) {
+    Run run;
+    must_run(&run, SMALL "--muon-momentum 0.9 --muon-num-ns-steps 4", 1);
+    assert_string_equal(run.notes,
+                        "--muon-momentum has no effect without --optimizer muon\n"
+                        "--muon-num-ns-steps has no effect without --optimizer muon\n");
+    config_free(&run.config);
+}
+
+// The state of one optimizer does not fit the other. Checkpoints without the key are of AdamW.
+static void checkpoints_of_the_other_optimizer(void **state) {
+    Run adam, muon;
+    must_run(&adam, SMALL, 1);
+    must_run(&muon, MUON, 1);
+    char *saved_adam = config_to_json(&adam.config), *saved_muon = config_to_json(&muon.config);
+    assert_true(config_saved_with_muon(saved_muon) && !config_saved_with_muon(saved_adam));
+    assert_false(config_saved_with_muon("{}") || config_saved_with_muon("") || config_saved_with_muon(NULL));
+    assert_true(config_match_checkpoint(&muon.config, saved_muon, NULL, 0, &muon.err));
+    assert_false(config_match_checkpoint(&muon.config, saved_adam, NULL, 0, &muon.err));
+    assert_int_equal(muon.err.code, EXIT_CHECKPOINT);
+    assert_non_null(strstr(muon.err.what, "add --no-load-optim"));
+    assert_false(config_match_checkpoint(&adam.config, saved_muon, NULL, 0, &adam.err));
+    assert_false(config_match_checkpoint(&muon.config, "{}", NULL, 0, &muon.err));
+    muon.config.no_load_optim = true;
+    *muon.notes = 0;
+    assert_true(config_match_checkpoint(&muon.config, saved_adam, muon.notes, sizeof muon.notes, &muon.err));
+    assert_non_null(strstr(muon.notes, "only the weights are loaded"));
+    muon.config.no_load_optim = false;
+    muon.config.finetune = true;
+    assert_true(config_match_checkpoint(&muon.config, saved_adam, NULL, 0, &muon.err));
+    free(saved_adam);
+    free(saved_muon);
+    config_free(&adam.config);
+    config_free(&muon.config);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(defaults_match_megatron),
+        cmocka_unit_test(flags_are_accepted),
+        cmocka_unit_test(impossible_flags_are_refused),
+        cmocka_unit_test(notes_name_flags_without_effect),
+        cmocka_unit_test(checkpoints_of_the_other_optimizer),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
