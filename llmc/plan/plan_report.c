@@ -116,7 +116,42 @@ static void print_whose(const StagePlan *s, FILE *out) {
     fputc('\n', out);
 }
 
-static void print_layout(const StagePlan *s, FILE *out) {
+// Returns the padding of buckets of whole matrices, relative to their elements.
+static double whole_padding(const BucketLayout *plan) {
+    double padded = 0, elements = 0;
+    for (int b = 0; b < plan->buckets; b++) {
+        const Bucket *bucket = &plan->bucket[b];
+        for (int i = 0; bucket->whole && i < bucket->segments; i++)
+            elements += (double)plan->segments[bucket->first_segment + i].numel;
+        if (bucket->whole) padded += (double)bucket->matrix_elements;
+    }
+    return elements > 0 ? padded / elements - 1 : 0;
+}
+
+// Prints how Muon's work is divided.
+static void print_muon(const Config *c, const StagePlan *s, FILE *out) {
+    const BucketLayout *plan = layout_of(s);
+    int64_t all = 0, most = 0, saved = 0;
+    if (c->optimizer != OPTIMIZER_MUON) return;
+    for (int r = 0; r < plan->dp; r++) {
+        all += plan->rank_work[r];
+        if (plan->rank_work[r] > most) most = plan->rank_work[r];
+    }
+    for (int b = 0; b < plan->buckets; b++) {
+        const Bucket *bucket = &zero_state_layout(s->zero)->bucket[b];
+        if (bucket->whole) saved += bucket->matrix_per_rank;
+    }
+    if (zero_state_layout(s->zero)->dp == 1) most = all;
+    fprintf(out, "  Newton-Schulz per step: %.4g TFLOP, at most %.4g on a rank (mean %.4g)\n",
+            1e-12 * (double)all * c->muon_num_ns_steps, 1e-12 * (double)most * c->muon_num_ns_steps,
+            1e-12 * (double)all * c->muon_num_ns_steps / plan->dp);
+    fprintf(out, "  every rank owns whole matrices, which takes %.1f %% of padding\n",
+            100 * whole_padding(plan));
+    fprintf(out, "  Muon has one moment per matrix: %.2f GiB per rank less than AdamW in this layout\n",
+            4 * (double)saved / 0x1p30);
+}
+
+static void print_layout(const Config *c, const StagePlan *s, FILE *out) {
     const BucketLayout *plan = layout_of(s);
     const GradFormat *grad = zero_grad_format(s->zero, true);
     fprintf(out, "data parallelism");
@@ -128,6 +163,7 @@ static void print_layout(const StagePlan *s, FILE *out) {
             padding);
     fprintf(out, "%lld per rank in the optimizer state\n",
             (long long)zero_state_layout(s->zero)->shard_elements);
+    print_muon(c, s, out);
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
         fprintf(out, "    bucket %3d: layers %3d..%3d  matrices %12lld  tail %8lld", b, bucket->first_unit,
@@ -319,6 +355,7 @@ static void print_strategy(const Config *c, const Mesh *mesh, double share, FILE
         Config other = *c;
         bool offload = c->optimizer_cpu_offload || c->optimizer_disk_offload;
         if (more[i].sharding < c->sharding || more[i].offload < offload) continue;
+        if (more[i].offload && c->optimizer == OPTIMIZER_MUON) continue;
         other.sharding = more[i].sharding;
         other.optimizer_cpu_offload = more[i].offload;
         other.optimizer_disk_offload = NULL;  // needs the same memory of the device
@@ -474,7 +511,7 @@ bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err) 
         const StagePlan *s = stages.fullest;
         print_model(config, &stages, out);
         print_parts(config, &stages, out);
-        print_layout(s, out);
+        print_layout(config, s, out);
         fprintf(out, "memory per rank");
         print_whose(s, out);
         memory_plan_print(&s->memory_plan, layout_of(s)->parameters, out);
