@@ -1,0 +1,174 @@
+#!/usr/bin/env bash
+# --optimizer muon: identical results with every sharding strategy and any arrangement of ranks in
+# nodes, every preset trains, runs resume exactly, checkpoints of AdamW load weights only, and
+# --plan predicts memory and bytes.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 3
+data=$work/text_text_document
+muon=(--optimizer muon --muon-extra-scale-factor 0.2 --eval-iters 0)
+two_by_two=(--gpus-per-node 2 --verify-replicas-interval 1)
+
+# --- the same results ---
+sharded() { # NAME FLAGS...
+    logged "$1" 4 "${muon[@]}" "${@:2}" && same_training optim "$1"
+}
+check "ZeRO-1" logged optim 4 "${muon[@]}"
+check "no sharding: identical" sharded none --data-parallel-sharding-strategy no_shard
+check "ZeRO-2: identical" sharded grads --data-parallel-sharding-strategy optim_grads
+check "ZeRO-3: identical" sharded params --data-parallel-sharding-strategy optim_grads_params
+check "ZeRO-3 over nodes: identical" sharded world --data-parallel-sharding-strategy optim_grads_params \
+    --shard-params-over world --gpus-per-node 1
+check "one rank per node: identical" sharded nodes --gpus-per-node 1
+check "lossless weights: identical" sharded lossless @configs/lossless.args
+check "repeated: identical" sharded again
+pipeline() { # without the norm, whose order of additions differs
+    logged one 1 "${muon[@]}" --clip-grad 0 &&
+        logged stages 2 "${muon[@]}" --clip-grad 0 --pipeline-model-parallel-size 2 &&
+        same_loss one stages 12
+}
+check "pipeline of two stages: as one rank" pipeline
+parts() { # and resumed
+    local flags=("${muon[@]}" --tensor-model-parallel-size 2 --muon-tp-mode blockwise --gpus-per-node 2
+        --make-vocab-size-divisible-by 4)
+    logged parts 4 "${flags[@]}" --save "$work/parts" --save-interval 6 &&
+        logged parts.none 4 "${flags[@]}" --data-parallel-sharding-strategy no_shard &&
+        same_training parts parts.none &&
+        logged parts.on 4 "${flags[@]}" --load "$work/parts" --ckpt-step 6 && same_training parts parts.on 6
+}
+check "tensor parallel 2, --muon-tp-mode blockwise" parts
+llama() { # SwiGLU, grouped queries, untied head
+    local flags=("${muon[@]}" --swiglu --ffn-hidden-size 48 --group-query-attention --num-query-groups 2
+        --disable-bias-linear --normalization RMSNorm --position-embedding-type rope
+        --untie-embeddings-and-output-weights)
+    logged llama 2 "${flags[@]}" &&
+        logged llama_none 2 "${flags[@]}" --data-parallel-sharding-strategy no_shard &&
+        same_training llama llama_none
+}
+check "layers of Llama" llama
+fp8() { # changes only the linear layers
+    local flags=("${muon[@]}" --fp8-format hybrid --fp8-recipe tensorwise)
+    logged fp8 4 "${flags[@]}" &&
+        logged fp8.none 4 "${flags[@]}" --data-parallel-sharding-strategy no_shard &&
+        same_training fp8 fp8.none || return 1
+    ! same_training optim fp8 || { why="no effect"; return 1; }
+    awk -v a="$(mean_loss optim 10 12)" -v b="$(mean_loss fp8 10 12)" \
+        'BEGIN { exit !(b < 1.005 * a && a < 1.005 * b) }' ||
+        { why="loss $(mean_loss fp8 10 12), in bf16 $(mean_loss optim 10 12)"; return 1; }
+    why=
+}
+check "FP8" fp8
+
+# --- the updates ---
+changes() { # NAME FLAGS...: the flags change the result
+    logged "$1" 2 "${muon[@]}" --train-iters 3 "${@:2}" || return 1
+    [ "$(field "$1" loss)" != "$(field plain loss)" ] || { why="no effect"; return 1; }
+}
+check "short run" logged plain 2 "${muon[@]}" --train-iters 3
+check "--muon-nesterov" changes nesterov --muon-nesterov
+check "--muon-momentum" changes momentum --muon-momentum 0.5
+check "--muon-no-split-qkv" changes qkv --muon-no-split-qkv
+check "--muon-num-ns-steps" changes steps --muon-num-ns-steps 3
+for mode in unit_rms_norm shape_scaling; do
+    check "--muon-scale-mode $mode" changes "$mode" --muon-scale-mode "$mode"
+done
+for type in simple polar_express cans aol deepseekv4 cubic5; do
+    check "--muon-coefficient-type $type" changes "$type" --muon-coefficient-type "$type"
+done
+
+# --- presets ---
+preset() { # NAME FLAGS...: the loss falls, replicas stay equal, and bytes are as planned
+    local name=$1
+    shift
+    logged "$name" 4 "${two_by_two[@]}" "${muon[@]}" --train-iters 24 "$@" &&
+        make_plan 4 "${two_by_two[@]}" "${muon[@]}" --train-iters 24 "$@" &&
+        sends_as_planned "$name" 1 1 24 || return 1
+    awk -v f="$(mean_loss "$name" 1 1)" -v l="$(mean_loss "$name" 22 24)" 'BEGIN { exit !(l < 0.8 * f) }' ||
+        { why="loss from $(mean_loss "$name" 1 1) to $(mean_loss "$name" 22 24)"; return 1; }
+}
+small=(--wq-group-size 128)
+check "baseline" preset baseline
+check "SDP4Bit" preset sdp4bit "${paper[@]}" "${small[@]}"
+check "SDP4Bit, ZeRO-3, checksums" preset sharded "${paper[@]}" "${small[@]}" --verify-wire \
+    --data-parallel-sharding-strategy optim_grads_params
+check "EDEN" preset eden @configs/eden.args "${small[@]}"
+check "EDEN, 2 bits with error feedback" preset eden2-ef @configs/eden2-ef.args "${small[@]}"
+local_steps() {
+    logged local 4 "${two_by_two[@]}" "${muon[@]}" --train-iters 24 @configs/local.args "${small[@]}" \
+        --local-steps 4 --save "$work/local" --save-interval 12 &&
+        logged local.on 4 "${two_by_two[@]}" "${muon[@]}" --train-iters 24 @configs/local.args "${small[@]}" \
+            --local-steps 4 --load "$work/local" --ckpt-step 12 && same_training local local.on 12
+}
+check "local steps, resumed" local_steps
+
+# --- checkpoints ---
+resumes() { # NAME FLAGS...: 12 iterations are the same as 6 and 6
+    local name=$1
+    shift
+    logged "$name" 4 "${two_by_two[@]}" "${muon[@]}" "$@" --save "$work/$name" --save-interval 6 &&
+        logged "$name.on" 4 "${two_by_two[@]}" "${muon[@]}" "$@" --load "$work/$name" --ckpt-step 6 \
+            --save "$work/$name.on" --save-interval 6 &&
+        same_training "$name" "$name.on" 6 && same_shards "$work/$name" "$work/$name.on" 12
+}
+check "resume, SDP4Bit" resumes resume "${paper[@]}" "${small[@]}"
+check "resume, ZeRO-3 with background saves" resumes resume3 --async-save \
+    --data-parallel-sharding-strategy optim_grads_params
+other_layout() { # all 12 iterations again, in another layout from iteration 6 on
+    logged plan4 4 "${muon[@]}" --save "$work/plan4" --save-interval 6 &&
+        logged plan1 4 "${muon[@]}" --load "$work/plan4" --ckpt-step 6 --gpus-per-node 1 \
+            --ddp-bucket-size 1 --data-parallel-sharding-strategy no_shard &&
+        same_training plan4 plan1 6 &&
+        logged plan2 2 "${muon[@]}" --load "$work/plan4" --ckpt-step 6 --pipeline-model-parallel-size 2 &&
+        same_loss plan4 plan2 7
+}
+check "resume in another layout" other_layout
+second_moments() { # counts elements by kind
+    dev/checkpoint_info "$work/plan4" --slices >"$work/out" 2>&1 || { why=$(tail -1 "$work/out"); return 1; }
+    awk '/layers.*(query_key_value|dense|4h_to_h|h_to_4h).weight / { layers[$2] += $5 - $3 }
+        /word_embeddings.weight / { words[$2] += $5 - $3 }
+        END { exit !(layers["exp_avg"] == 2 * 12 * 32 * 32 && layers["exp_avg_sq"] == 0 &&
+                     words["exp_avg_sq"] == words["master"] && words["master"] > 0) }' "$work/out" ||
+        { why="unexpected slices"; return 1; }
+}
+check "matrices have no second moments in checkpoints" second_moments
+adam=(--optimizer adam --eval-iters 0)
+check "AdamW" logged adam 2 "${adam[@]}" --save "$work/adam" --save-interval 6
+check "a checkpoint of AdamW needs --no-load-optim" refused 6 \
+    "saved with --optimizer adam, whose state --optimizer muon cannot use; add --no-load-optim" 2 "${muon[@]}" \
+    --load "$work/adam"
+check "a checkpoint of Muon needs it too" refused 6 "saved with --optimizer muon" 2 "${adam[@]}" \
+    --load "$work/plan4"
+weights_only() { # OPTIMIZER FOLDER
+    trains 2 --optimizer "$1" --eval-iters 0 --load "$2" --no-load-optim --train-iters 14 \
+        --lr-decay-iters 12 &&
+        grep -q "and is now $1: only the weights are loaded" "$work/out" || { why="${why:-no note}"; return 1; }
+}
+check "weights of AdamW into Muon" weights_only muon "$work/adam"
+check "weights of Muon into AdamW" weights_only adam "$work/plan4"
+
+# --- plans, flags ---
+check "memory as planned" memory_as_planned 4 "${two_by_two[@]}" "${muon[@]}" "${paper[@]}" "${small[@]}"
+balanced() {
+    make_plan 8 "${muon[@]}" --num-layers 8 --micro-batch-size 1 &&
+        grep -qE 'Newton-Schulz per step: .* at most ([0-9.e-]+) on a rank \(mean \1\)' "$work/plan" &&
+        grep -q 'which takes 0.0 % of padding' "$work/plan" ||
+        { why="not balanced: $(grep -A 1 Newton "$work/plan")"; return 1; }
+}
+check "--plan shows the work of Newton-Schulz" balanced
+check "an update beyond the range ends the run" refused 4 "the update on rank" 2 "${muon[@]}" --lr 3.4e38 \
+    --min-lr 0 --lr-decay-style constant --lr-warmup-iters 0
+check "cubic5 has 5 steps" refused 2 "exactly 5 steps" 1 "${muon[@]}" --muon-coefficient-type cubic5 \
+    --muon-num-ns-steps 4
+check "tensor parallelism needs --muon-tp-mode blockwise" refused 2 "add --muon-tp-mode blockwise" 2 \
+    "${muon[@]}" --tensor-model-parallel-size 2
+check "no offload to host memory" refused 2 "does not support --optimizer-cpu-offload" 1 "${muon[@]}" \
+    --optimizer-cpu-offload
+check "no offload to disk" refused 2 "does not support --optimizer-disk-offload" 1 "${muon[@]}" \
+    --optimizer-disk-offload "$work/state"
+idle() {
+    trains 1 --train-iters 3 --eval-iters 0 --muon-momentum 0.8 &&
+        grep -q -- '--muon-momentum has no effect without --optimizer muon' "$work/out" "$work/err" ||
+        { why="${why:-no note}"; return 1; }
+}
+check "a flag without effect is reported" idle
+finish
