@@ -69,12 +69,13 @@ typedef struct Fp8Scale {
 } Fp8Scale;
 
 // Returns the scale that maps absmax (bits of an fp32 number) to the largest value of `type`, or to
-// 2^-margin of it. absmax 0, infinite or NaN: `otherwise`. As Transformer Engine computes it.
+// 2^-margin of it. absmax 0, infinite or NaN: `otherwise`. As Transformer Engine computes it, but
+// at least FLT_MIN, so that the inverse is finite.
 HD_FN float fp8_scale(uint32_t absmax, Fp8Type type, int margin, float otherwise) {
     if (absmax == 0 || absmax >= 0x7F800000u) return otherwise;
     float target = f32_mul(fp8_largest(type), f32_from_bits((uint32_t)(127 - margin) << 23));
     float scale = f32_div(target, f32_from_bits(absmax));
-    return scale > FLT_MAX ? FLT_MAX : scale;
+    return scale > FLT_MAX ? FLT_MAX : scale < FLT_MIN ? FLT_MIN : scale;
 }
 
 // Returns the scale of a block: fp8_scale rounded down to a power of 2, so that its inverse is

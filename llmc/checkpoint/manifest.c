@@ -2,6 +2,7 @@
 #include "llmc/checkpoint/manifest.h"
 
 #include <assert.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -262,7 +263,7 @@ static const char *parse_fp8(const cJSON *object, Fp8State *fp8) {
     *fp8 = fp8_state_new((int)count, (int)length);
     bool ok = parse_floats(scales, fp8->scale, fp8->scales) &&
               parse_floats(history, fp8->history, (int64_t)fp8->scales * fp8->length);
-    for (int i = 0; ok && i < fp8->scales; i++) ok = fp8->scale[i] > 0;
+    for (int i = 0; ok && i < fp8->scales; i++) ok = fp8->scale[i] >= FLT_MIN;  // as fp8_scale
     return ok ? NULL : malformed;
 }
 

@@ -174,6 +174,8 @@ static void scales_map_the_maximum_to_the_largest_value(void **state) {
     assert_true(isinf(448.0f / infinite) && fp8_scale(f32_bits(least), FP8_E4M3, 0, 7.0f) == 448.0f / least);
     assert_true(fp8_scale(f32_bits(infinite), FP8_E4M3, 0, 7.0f) == FLT_MAX);
     assert_true(fp8_scale(f32_bits(0x1p-149f), FP8_E5M2, 0, 7.0f) == FLT_MAX);
+    // With a large margin, the quotient would be 0 and its inverse infinite.
+    assert_true(fp8_scale(f32_bits(1e20f), FP8_E4M3, 100, 7.0f) == FLT_MIN);
     static const uint32_t without[] = {0, 0x7F800000u, 0x7F800001u, 0x7FC00000u, 0x7FFFFFFFu};
     for (int i = 0; i < 5; i++) assert_true(fp8_scale(without[i], FP8_E4M3, 0, 7.0f) == 7.0f);
 }

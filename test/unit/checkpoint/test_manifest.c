@@ -60,7 +60,7 @@ static void edit_manifest(const char *path, const char *original, size_t bytes, 
 // --- delayed FP8 scaling -------------------------------------------------------------------------
 
 enum { FP8_SCALES = 5 };
-static float fp8_scale_values[FP8_SCALES] = {1, 0x1.fffffep127f, 0x1p-149f, 0x1.5p-3f, 64};
+static float fp8_scale_values[FP8_SCALES] = {1, 0x1.fffffep127f, 0x1p-126f, 0x1.5p-3f, 64};
 static float fp8_histories[3 * FP8_SCALES] = {0, 0x1.fffffep127f, 0x1p-149f, 3, 1.1f, 7};
 
 static void fp8_scaling_is_saved(void **state) {
@@ -95,6 +95,7 @@ static void damaged_fp8_scaling(void **state) {
         {"{\"history_length\": 3, \"scales\": \"3f800000", "{\"history_length\": 3, \"scales\": \""},
         {"\"scales\": \"3f800000", "\"scales\": \"00000000"},  // 0
         {"\"scales\": \"3f800000", "\"scales\": \"bf800000"},  // negative
+        {"\"scales\": \"3f800000", "\"scales\": \"007fffff"},  // its inverse could be infinite
         {"\"scales\": \"3f800000", "\"scales\": \"7f800000"},  // infinite
         {"\"scales\": \"3f800000", "\"scales\": \"0x800000"},
         {"\"scales\": \"3f800000", "\"scales\": \"3f80000"},
