@@ -18,6 +18,8 @@
 
 // --- the folder ----------------------------------------------------------------------------------
 
+#define RANDOM_PART "XXXXXX"  // replaced by mkostemp
+
 // Names include the host, because hosts may share a folder, and locks are per host.
 typedef struct Names {
     char lock[128], prefix[128];
@@ -32,14 +34,17 @@ static Names names_of_host(void) {
     return names;
 }
 
-// Removes files that a job created but could not unlink. The folder must be locked.
+// Removes files that a job created but could not unlink. The folder must be locked. Compares the
+// length too, because another host's name may begin with this host's name and a dash.
 static void remove_leftovers(int folder, const char *prefix) {
     int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *list = fd >= 0 ? fdopendir(fd) : NULL;
     if (!list && fd >= 0) close(fd);
     if (!list) return;
     for (const struct dirent *entry; (entry = readdir(list));)
-        if (strncmp(entry->d_name, prefix, strlen(prefix)) == 0) unlinkat(folder, entry->d_name, 0);
+        if (strncmp(entry->d_name, prefix, strlen(prefix)) == 0 &&
+            strlen(entry->d_name) == strlen(prefix) + strlen(RANDOM_PART))
+            unlinkat(folder, entry->d_name, 0);
     closedir(list);
 }
 
@@ -272,7 +277,7 @@ void scratch_wait(ScratchFile *f, int ticket) {
 // Creates a file without a name. Returns its descriptor, or -1 with errno.
 static int create_unnamed(const ScratchFolder *folder) {
     Names names = names_of_host();
-    char *path = text_format("%s/%sXXXXXX", folder->path, names.prefix);
+    char *path = text_format("%s/%s" RANDOM_PART, folder->path, names.prefix);
     int fd = mkostemp(path, O_CLOEXEC);  // mode 0600
     if (fd >= 0 && unlink(path) != 0) {
         int reason = errno;

@@ -94,10 +94,12 @@ check "a folder that another job uses is refused" in_use
 check "a killed run leaves no file" killed
 leftovers() {
     mkdir -p "$state" &&
-        touch "$state/optimizer-$host-abcdef" "$state/optimizer-other-abcdef" "$state/mine" &&
+        touch "$state/optimizer-$host-abcdef" "$state/optimizer-other-abcdef" "$state/mine" \
+            "$state/optimizer-$host-2-abcdef" &&
         trains 2 "${several[@]}" "${disk[@]}" --train-iters 3 || return 1
     why=$(find "$state" -type f -printf '%f\n' | sort | tr '\n' ' ')
-    [ "$why" = "mine optimizer-other-abcdef " ] || return 1
+    [ "$why" = "$(printf '%s\n' mine "optimizer-$host-2-abcdef" optimizer-other-abcdef | sort | tr '\n' ' ')" ] ||
+        return 1
     rm -r "$state"
 }
 check "leftovers of this host are removed, other files are kept" leftovers
