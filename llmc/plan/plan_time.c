@@ -28,8 +28,8 @@ static const double TENSOR_MESSAGE = 0.042;
 // of 125M to 1.3B parameters on H200s (dev/bench/README.md).
 enum { LAYER_BYTES = 180, LOGIT_BYTES = 6 };
 static const double LAYER_IDLE = 0.26;
-// Memory traffic of FP8 in bytes per element of the tensors that are quantized: one read in bf16 and
-// two writes (codes and their transpose). Most absolute maxima come from the op before.
+// Memory traffic of FP8 in bytes per element of the tensors that are quantized: one read in bf16
+// and two writes (codes and their transpose). Most absolute maxima come from the op before.
 enum { FP8_BYTES = 4 };
 // Slowdown of compute by overlapping communication, which uses some SMs and memory bandwidth.
 static const double BESIDE_MESSAGES = 1.02;
