@@ -47,7 +47,8 @@ say() { # failure reason plus the first error line of the last run
 }
 
 # A script that runs another trainer (on data that needs no preprocessing) sets $trainer before it
-# sources this file. GPU runs are reproducible only in deterministic mode.
+# sources this file. GPU runs are reproducible only in deterministic mode. Emulated nodes need their
+# size: all ranks are one node unless later flags say otherwise.
 device=()
 if [ "${DEVICE:-cpu}" = gpu ]; then trainer=$BUILD/train_gpt device=(--deterministic-mode --emulate-nodes); fi
 trainer=${trainer:-$BUILD/train_gpt_cpu}
@@ -120,7 +121,7 @@ wait_until() {
 ranks() {
     local np=$1
     shift
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}"} "$@" \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}" --gpus-per-node "$np"} "$@" \
         >"$work/out" 2>"$work/err" </dev/null
 }
 # train NP FLAGS...: trains the small model on $data.
@@ -154,7 +155,7 @@ in_background() {
     rm -f "$log"
     : >"$work/out"  # truncated before the job starts, so that wait_until cannot match old lines
     : >"$work/err"
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}" --gpus-per-node "$np"} "${model[@]}" \
         "${batch[@]}" --data-path "$data" --log-jsonl "$log" "$@" \
         >"$work/out" 2>"$work/err" </dev/null &
     job=$!
