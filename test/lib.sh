@@ -121,7 +121,8 @@ wait_until() {
 ranks() {
     local np=$1
     shift
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}" --gpus-per-node "$np"} "$@" \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" \
+        ${device[@]+"${device[@]}" --gpus-per-node "$np"} "$@" \
         >"$work/out" 2>"$work/err" </dev/null
 }
 # train NP FLAGS...: trains the small model on $data.
@@ -155,9 +156,9 @@ in_background() {
     rm -f "$log"
     : >"$work/out"  # truncated before the job starts, so that wait_until cannot match old lines
     : >"$work/err"
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}" --gpus-per-node "$np"} "${model[@]}" \
-        "${batch[@]}" --data-path "$data" --log-jsonl "$log" "$@" \
-        >"$work/out" 2>"$work/err" </dev/null &
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" \
+        ${device[@]+"${device[@]}" --gpus-per-node "$np"} "${model[@]}" "${batch[@]}" \
+        --data-path "$data" --log-jsonl "$log" "$@" >"$work/out" 2>"$work/err" </dev/null &
     job=$!
 }
 shim=$BUILD/test/fault/shim.so
