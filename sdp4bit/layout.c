@@ -495,6 +495,8 @@ WireBytes layout_bucket_wire_bytes(const BucketLayout *layout, int b, const Grad
     assert(b >= 0 && b < layout->buckets);
     WireBytes sum = {0};
     int64_t nodes = layout->options.nodes, per_node = layout->options.per_node;
+    // A single rank sends nothing. Its shard need not be a multiple of the group size.
+    if (nodes * per_node == 1) return sum;
     for (int k = 0; k < layout_chunks(layout, &layout->bucket[b], grad); k++) {
         MessageLayout level1, level2;
         layout_grad_messages(layout, &layout->bucket[b], grad, k, &level1, &level2);

@@ -118,7 +118,7 @@ page() { # PAGE COMMANDS TRAINING-COMMANDS
     check "$1: training commands pass --plan, schedules have the length of the run" planned "$work/bash.record" "$3"
 }
 page README.md 13 4
-page docs/recipes.md 15 12
+page docs/recipes.md 17 13
 
 # --- scripts/train_*.sh with the flags of docs/recipes.md ---------------------------------------
 eval "$(sed -n 's/^    \(\(gpt\|llama\)=(.*)\)$/\1/p' docs/recipes.md)"

@@ -48,6 +48,9 @@ def drawn_points(group):
             yield from zip(flat[::2], flat[1::2])
         elif shape.tag.endswith("circle"):
             yield float(shape.get("cx")), float(shape.get("cy"))
+        elif shape.get("class") == "zero":  # an axis may reach from the data to zero
+            x1, x2, y1, y2 = (float(shape.get(k)) for k in ("x1", "x2", "y1", "y2"))
+            yield (x1 + x2) / 2, (y1 + y2) / 2
 
 
 def faults(path):
