@@ -30,6 +30,8 @@
 #          signals    signals (test/e2e/signals.sh)
 #          offload    optimizer in host memory or on disk (test/e2e/offload.sh)
 #          disk       files of the optimizer (test/e2e/disk_offload.sh)
+#          muon       Muon (test/e2e/muon.sh)
+#          fp8        linear layers in FP8 (test/e2e/fp8.sh and fp8_delayed.sh)
 #          lossless   lossless weights (test/e2e/lossless.sh)
 #          local      local steps (test/e2e/local_steps.sh)
 #          bits       bit flips (test/fault/bits.sh)
@@ -51,7 +53,8 @@ while [ $# -gt 0 ]; do
     --part)
         case ${2:-} in
         ops | runs | shapes | shapes4 | shapes8 | layouts | sharding | sharding4 | resume | changed | nan | \
-            spikes | signals | offload | disk | lossless | local | bits | exact | exact4 | exact8 | sanitizer)
+            spikes | signals | offload | disk | muon | fp8 | lossless | local | bits | exact | exact4 | exact8 | \
+            sanitizer)
             parts+=" $2" ;;
         *) wrong "--part ${2:-} is unknown" ;;
         esac
@@ -564,8 +567,9 @@ if_part sharding check_sharding "1 2" "2 1"
 if_part sharding4 check_sharding4
 SECTION=presets if_part resume promised e2e/resume_presets
 SECTION=settings if_part changed promised e2e/resume_presets
-for script in nan spikes signals offload lossless; do if_part $script promised e2e/$script; done
+for script in nan spikes signals offload muon fp8 lossless; do if_part $script promised e2e/$script; done
 if_part disk promised e2e/disk_offload
+if_part fp8 promised e2e/fp8_delayed
 if_part local promised e2e/local_steps
 if_part bits promised fault/bits
 if_part exact check_exact 1 2
