@@ -4,6 +4,7 @@
 // weights, llmc/state/zero.c exchanges step records.
 // A failed collective ends the job with EXIT_COMMUNICATION, except in groups of comm_may_lose.
 #pragma once
+#include "llmc/base/dtype.h"
 #include "llmc/device.h"
 #include "llmc/ranks/mesh.h"
 LLMC_BEGIN
@@ -72,6 +73,41 @@ typedef struct CommRow {
 } CommRow;
 // All-gathers several rows at once. Not in place: the caller's parts are copied.
 void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *stream);
+
+// --- direct collectives --------------------------------------------------------------------------
+
+// Collectives of one kernel each, which reads and writes the other ranks' memory. For tensor
+// parallelism inside a node, where launches and copies take longer than the transfer.
+
+// Maps ranges of device memory in all ranks of the group; piece and flags are as for comm_share.
+// If a rank cannot access another rank's memory, or several ranks share a GPU, returns false on all
+// ranks with the reason in err, and the functions below return false too. Always false on CPU
+// ranks. Collective over the group.
+bool comm_open_direct(const Group *group, void *flags, const CommPiece *piece, int pieces, Error *err);
+// Unmaps the memory, which may then be freed. Collective over the group; no collective may be
+// pending. No-op unless the memory is mapped.
+void comm_close_direct(const Group *group);
+// A sum over the ranks, in fp32 and in rank order, rounded once: bitwise identical to op_sum_parts
+// (op_add_parts if fp32) of gathered parts.
+typedef struct CommReduce {
+    const void *partial;  // (total) in mapped memory
+    void *out;            // may be `partial`, else must not overlap it. All-reduce: (total) in mapped
+                          // memory; reduce-scatter: (total / ranks), the sums of this rank's range
+    void *scratch;        // (total / ranks), used by a reduce-scatter if out is partial
+    const void *bias;     // (C) added to each of the rows of C elements; NULL: none
+    int C;
+    int64_t total;  // number of elements; for a reduce-scatter a multiple of the ranks
+    bool fp32;      // elements are float; false: floatX
+    bool scatter;   // reduce-scatter; false: all-reduce
+} CommReduce;
+// Return false without effect if a buffer is not in mapped memory; use other collectives then. All
+// ranks must make the same calls in the same order, with equal sizes and offsets in the mapped
+// ranges, and equal alignments modulo 16. Up to four streams per group.
+bool comm_reduce_direct(const Group *group, const CommReduce *a, Stream *stream);
+// Copies `own` (bytes) of every rank r into slot r of `whole` (ranks, bytes), which is in mapped
+// memory. `own` is the rank's slot, or does not overlap `whole`.
+bool comm_gather_direct(const Group *group, const void *own, void *whole, size_t bytes, Stream *stream);
+
 // Returns the bytes this rank has sent in this group, with links but without comm_connect.
 uint64_t comm_sent(const Group *group);
 

@@ -61,6 +61,14 @@ bool comm_share(const Group *node, void *flags, const CommPiece *piece, int piec
     return system_error(err, "%s", device_kind()->only_way);
 }
 void comm_unshare(const Group *node) {}
+bool comm_open_direct(const Group *group, void *flags, const CommPiece *piece, int pieces, Error *err) {
+    return system_error(err, "%s", device_kind()->only_way);
+}
+void comm_close_direct(const Group *group) {}
+bool comm_reduce_direct(const Group *group, const CommReduce *a, Stream *stream) { return false; }
+bool comm_gather_direct(const Group *group, const void *own, void *whole, size_t bytes, Stream *stream) {
+    return false;
+}
 void comm_connect(const Mesh *mesh, void *memory) {}
 void comm_may_lose(const Group *group, int *lost) {
     if (group->comm) group->comm->lost = lost;

@@ -9,11 +9,14 @@
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <thread>
 #include <unistd.h>
 
 #include "llmc/comm.h"
+#include "llmc/cuda/peer_layout.h"
 #include "llmc/cuda/peer_memory.h"
+#include "llmc/cuda/peer_reduce.h"
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ranks/node_failure.h"
 
@@ -23,6 +26,7 @@ struct Comm {
     const Mesh *mesh;   // for the watchdog
     ncclComm_t nccl;    // NULL: not connected yet, or not needed (comm_connect)
     PeerMemory *peers;  // only in the node group, else NULL
+    PeerReduce *direct;  // between comm_open_direct and comm_close_direct, else NULL
     bool few_bytes;     // world group, which exchanges only step statuses and FP8 scales
     bool one_way;       // this Comm belongs to a link
     bool links_alone;   // pp and embedding groups, which have links but no collectives
@@ -360,6 +364,56 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
     nccl_end(group, result == ncclSuccess ? ncclGroupEnd() : result, what);
 }
 
+// --- direct collectives --------------------------------------------------------------------------
+
+// Returns false if several ranks of the group share a GPU: their kernels, which wait for each other,
+// would only run in turns. Collective.
+static bool has_own_gpu(const Group *group, Error *err) {
+    char own[32] = "", all[PEER_RANKS][sizeof own];
+    if (group->size > PEER_RANKS)
+        return system_error(err, "a group has %d ranks, but at most %d can use peer memory", group->size,
+                            PEER_RANKS);
+    device_identity(group->comm->device->index, own, sizeof own);
+    peers_all_gather(peers_of(group), own, all, sizeof own, MPI_BYTE);
+    for (int r = 0; r < group->size; r++) {
+        if (r == group->rank || strcmp(all[r], own) != 0) continue;
+        return system_error(err, "several ranks share GPU %s", own);
+    }
+    return true;
+}
+
+bool comm_open_direct(const Group *group, void *flags, const CommPiece *piece, int pieces, Error *err) {
+    if (!group->comm) return system_error(err, "the group has one rank");
+    if (!peers_agree(peers_of(group), has_own_gpu(group, err), err, NULL)) return false;
+    Comm *comm = group->comm;
+    comm->direct = peer_reduce_open(comm->device, group->mpi, flags, piece, pieces, err);
+    return comm->direct != NULL;
+}
+
+void comm_close_direct(const Group *group) {
+    if (!group->comm || !group->comm->direct) return;
+    peer_reduce_close(group->comm->direct);
+    group->comm->direct = NULL;
+}
+
+bool comm_reduce_direct(const Group *group, const CommReduce *a, Stream *stream) {
+    if (!group->comm || !group->comm->direct) return false;
+    size_t bytes = (size_t)a->total * (a->fp32 ? sizeof(float) : sizeof(floatX)) / (size_t)group->size;
+    if (a->total == 0) return true;
+    if (!peer_reduce_sum(group->comm->direct, a, stream)) return false;
+    // An all-reduce sends as much as a reduce-scatter and an all-gather.
+    begin_collective(group, a->scatter ? bytes : 2 * bytes, a->scatter ? "reduce-scatter" : "all-reduce");
+    return true;
+}
+
+bool comm_gather_direct(const Group *group, const void *own, void *whole, size_t bytes, Stream *stream) {
+    if (!group->comm || !group->comm->direct) return false;
+    if (bytes == 0) return true;
+    if (!peer_reduce_gather(group->comm->direct, own, whole, bytes, stream)) return false;
+    begin_collective(group, bytes, "all-gather");
+    return true;
+}
+
 // --- links ---------------------------------------------------------------------------------------
 // Why links cannot deadlock: the kernel of a message occupies the GPU until the kernel of the other
 // end runs, and receives are posted long before their messages are sent. So the work that produces
@@ -370,8 +424,8 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
 //    because a pass depends only on earlier passes of its neighbors (test_pipeline.c).
 // 2. The same hardware queue. device.cu requests 32 queues. A rank creates at most 16 streams,
 //    before NCCL creates its own.
-// 3. Free SMs. Links occupy 6 * LINK_CHANNELS = 12 of 100 or more SMs. No kernel of this program
-//    needs all its blocks resident at once, so each completes on the remaining SMs.
+// 3. Free SMs. Links occupy 6 * LINK_CHANNELS = 12 of 100 or more SMs, and direct collectives up to
+//    PEER_BLOCKS = 24. The other kernels need no other rank and complete on the remaining SMs.
 // 4. The host. At the first launch of a kernel, CUDA may wait for all work on the GPU. So before
 //    the first message, stages launch once each kernel of forward and backward (gpt_needs_warm_up)
 //    and of the reductions in every micro-batch (zero_warm_up). Other kernels run first in the

@@ -298,6 +298,12 @@ bool peer_memory_hold(const PeerMemory *n, const void *memory, size_t bytes) {
     return region_of(n, memory, bytes) != NULL;
 }
 
+uint8_t *peer_memory_of(const PeerMemory *n, int rank, const void *memory, size_t bytes) {
+    const Region *region = region_of(n, memory, bytes);
+    return region ? region->of[rank] + ((const uint8_t *)memory - region->of[n->rank]) : NULL;
+}
+uint8_t *peer_memory_flags(const PeerMemory *n, int rank) { return n->flags.of[rank]; }
+
 // --- exchanges -----------------------------------------------------------------------------------
 
 static void barrier_or_end(PeerMemory *n, Stream *stream) {

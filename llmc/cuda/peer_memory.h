@@ -22,6 +22,12 @@ void peer_memory_unshare(PeerMemory *peers);
 bool peer_memory_sharing(const PeerMemory *peers);
 // Returns true if these bytes of device memory lie within one shared range.
 bool peer_memory_hold(const PeerMemory *peers, const void *memory, size_t bytes);
+// Returns this process's address of a rank's memory: the bytes at the offset of `memory` in the same
+// shared range. NULL unless peer_memory_hold.
+uint8_t *peer_memory_of(const PeerMemory *peers, int rank, const void *memory, size_t bytes);
+// Returns this process's address of a rank's flags (COMM_FLAG_BYTES), of which peer_memory.cu uses
+// the first 64 bytes.
+uint8_t *peer_memory_flags(const PeerMemory *peers, int rank);
 
 // Implement comm_all_to_all and comm_all_gather (llmc/comm.h). All calls must use the same stream.
 // The memory that peers read (send or buffer) must be within a shared range, at the same offset on

@@ -175,6 +175,14 @@ void heartbeat_set_check(const Site *site, HeartbeatCheck check, void *context) 
     pthread_mutex_unlock(&h->lock);
 }
 
+void heartbeat_set_abort(const Site *site, int *flag) {
+    Heartbeat *h = heartbeat_watched(site);
+    if (!h) return;
+    pthread_mutex_lock(&h->lock);
+    h->abort = flag;
+    pthread_mutex_unlock(&h->lock);
+}
+
 bool heartbeat_find_busy(const Site *site, char *text, size_t bytes) {
     assert(text && bytes > 0);
     Heartbeat *h = heartbeat_watched(site);

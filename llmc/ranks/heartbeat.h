@@ -22,6 +22,10 @@ void heartbeat_collective(const Site *site, const char *what, const char *scope)
 // check runs on the watchdog's thread with a lock held: it must not block or call these functions.
 typedef bool (*HeartbeatCheck)(void *context, char *what, size_t bytes);
 void heartbeat_set_check(const Site *site, HeartbeatCheck check, void *context);
+// Makes the watchdog set *flag to 1 immediately before it ends this process. GPU kernels that wait
+// for other ranks poll this flag, so that they cannot delay the end. NULL removes it; the previous
+// flag may then be freed. Only one flag is active.
+void heartbeat_set_abort(const Site *site, int *flag);
 
 // --- before ending the job -----------------------------------------------------------------------
 

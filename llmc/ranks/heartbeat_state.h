@@ -36,6 +36,7 @@ struct Heartbeat {
     bool closing;
     bool (*check)(void *context, char *what, size_t bytes);  // NULL: none
     void *check_context;
+    volatile int *abort;  // flag of heartbeat_set_abort; NULL: none
     // Set by watchdog_open before it starts the thread; unset if ranks are not watched:
     Slot *slots;  // (size) shared; NULL until watchdog_open. The rank that ends the job claims
                   // slots[-1].waits

@@ -27,6 +27,14 @@ enum { EXTRA_WITH_HOSTS = 35 };
 
 // --- ending the job ------------------------------------------------------------------------------
 
+// Releases kernels that wait for other ranks. Must be followed by _exit, because their results are
+// undefined.
+static void abort_kernels(Heartbeat *h) {
+    pthread_mutex_lock(&h->lock);
+    if (h->abort) *h->abort = 1;
+    pthread_mutex_unlock(&h->lock);
+}
+
 // Called after claiming the exit. Exits without calling MPI, which only the main thread may use;
 // the exit code makes the launcher end the other ranks.
 static void print_and_exit(Heartbeat *h, const char *what) {
@@ -34,6 +42,7 @@ static void print_and_exit(Heartbeat *h, const char *what) {
     heartbeat_where(&h->slots[h->own], &h->site.iteration, phase);
     h->site.phase = *phase ? phase : "start";
     error_print(&h->site, what);
+    abort_kernels(h);
     _exit(EXIT_COMMUNICATION);
 }
 

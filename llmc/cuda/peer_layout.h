@@ -1,0 +1,69 @@
+// Partition of elements, launch sizes and flag addresses of peer_reduce.cu. All ranks must compute
+// the same values. Plain C, so that tests run without a GPU.
+#pragma once
+#include <stddef.h>
+
+#include "llmc/base/base.h"
+
+enum {
+    PEER_RANKS = 8,      // maximum ranks of a group
+    PEER_LANES = 4,      // streams that may use a group at the same time
+    PEER_BLOCKS = 24,    // default thread blocks of a launch, one per SM: see peer_reduce.h
+    PEER_BLOCKS_MOST = 64,
+    PEER_THREADS = 512,  // threads of a block
+    PEER_VECTOR = 16,    // bytes of an access
+    // Flags of a lane: (PEER_BLOCKS_MOST, PEER_RANKS) uint32_t. The memory below PEER_FLAGS_START
+    // belongs to peer_memory.cu.
+    PEER_FLAGS_START = 4096,
+    PEER_LANE_FLAGS = PEER_BLOCKS_MOST * PEER_RANKS
+};
+
+typedef struct PeerRange {
+    int64_t first, count;  // elements
+} PeerRange;
+
+// Returns the range of `total` elements that a rank sums. An all-reduce may use any partition, so
+// ranges start at multiples of 16 bytes; the last ranges may be shorter or empty. A reduce-scatter
+// needs equal ranges, so `total` must then be a multiple of ranks.
+static inline PeerRange peer_range(int64_t total, int ranks, int rank, bool scatter, size_t element_bytes) {
+    if (scatter) return (PeerRange){rank * (total / ranks), total / ranks};
+    int64_t unit = PEER_VECTOR / (int64_t)element_bytes;
+    int64_t length = ((total + ranks - 1) / ranks + unit - 1) / unit * unit;
+    int64_t first = rank * length < total ? rank * length : total;
+    return (PeerRange){first, length < total - first ? length : total - first};
+}
+
+// Returns the number of thread blocks for ranges of up to `bytes` bytes. It must not depend on
+// alignment or on the rank, because block b of a rank waits for block b of every other rank.
+static inline int peer_blocks(size_t bytes, int most) {
+    size_t block = (size_t)PEER_THREADS * PEER_VECTOR, blocks = (bytes + block - 1) / block;
+    if (blocks < 1) return 1;
+    return blocks < (size_t)most ? (int)blocks : most;
+}
+
+// Returns the blocks that a GPU may lend to a launch: at most a quarter of its SMs.
+static inline int peer_most_blocks(int multiprocessors) {
+    int most = multiprocessors / 4 < PEER_BLOCKS ? multiprocessors / 4 : PEER_BLOCKS;
+    return most < 1 ? 1 : most;
+}
+
+// Returns the byte offset of a lane's flags in the memory for flags.
+static inline size_t peer_lane_offset(int lane) {
+    return PEER_FLAGS_START + (size_t)lane * PEER_LANE_FLAGS * sizeof(uint32_t);
+}
+
+// Returns the lane of a stream, or -1 if all lanes belong to other streams. Lanes are assigned in
+// the order of first use, which is the same on all ranks. user: (PEER_LANES) NULL: free.
+static inline int peer_lane(const void **user, const void *stream) {
+    for (int i = 0; i < PEER_LANES; i++) {
+        if (!user[i]) user[i] = stream;
+        if (user[i] == stream) return i;
+    }
+    return -1;
+}
+
+// Returns true if two ranges of memory of `bytes` and `other_bytes` bytes have a byte in common.
+static inline bool peer_overlap(const void *memory, size_t bytes, const void *other, size_t other_bytes) {
+    uintptr_t a = (uintptr_t)memory, b = (uintptr_t)other;
+    return a < b + other_bytes && b < a + bytes;
+}
