@@ -44,6 +44,8 @@ typedef enum Fp8Format { FP8_FORMAT_NONE, FP8_FORMAT_E4M3, FP8_FORMAT_HYBRID } F
 typedef enum Fp8Recipe { FP8_TENSORWISE, FP8_DELAYED, FP8_BLOCKWISE } Fp8Recipe;
 typedef enum Fp8AmaxAlgo { FP8_MOST_RECENT, FP8_MAX } Fp8AmaxAlgo;
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
+// How the ranks of a tensor-parallel group communicate: NCCL | kernels that read and write peer memory
+typedef enum TpCommBackend { TP_COMM_NCCL, TP_COMM_PEER } TpCommBackend;
 typedef enum NodeExchange { NODE_EXCHANGE_AUTO, NODE_EXCHANGE_NCCL, NODE_EXCHANGE_COPIES } NodeExchange;
 // State that data-parallel ranks shard: nothing | optimizer state | also gradients | also weights.
 // ShardScope: weights are sharded over the ranks of a node, or over all ranks.
@@ -114,6 +116,7 @@ typedef struct Config {
     int tensor_model_parallel_size, pipeline_model_parallel_size;  // T ranks per layer; P stages
     int num_layers_per_virtual_pipeline_stage;                     // 0: one chunk per stage
     bool sequence_parallel;  // LayerNorms and residuals are split by tokens; false with T = 1
+    TpCommBackend tp_comm_backend;
     int gpus_per_node;       // ranks per node; 0: detect hosts
     bool emulate_nodes;      // treat groups of gpus_per_node ranks as separate machines
     NodeExchange node_exchange;

@@ -48,19 +48,30 @@ LLMC_BEGIN
 //
 // Collectives run on their own stream, `side`, after the work queued on the compute stream so far.
 // The compute stream waits for `side` before it uses the results or reuses the buffers.
+//
+// With --tp-comm-backend peer, collectives whose buffers are in `shared` are single kernels
+// (comm_open_direct). Their results are the same.
+
+enum { TP_SHARED = 3 };  // partial sums of forward and of backward, gathered rows
 
 typedef struct TensorParallel {
     const Group *group;  // size 1: no tensor parallelism
     bool sequence;       // --sequence-parallel
     int C;
     floatX *parts;           // (N, C) device memory for the blocks of rows received from other ranks
+    bool peer;               // --tp-comm-backend peer
+    void *flags;             // (COMM_FLAG_BYTES) for comm_open_direct; only if `peer`
+    CommPiece shared[TP_SHARED];
+    Error not_direct;        // why comm_open_direct failed; code 0 if it did not
     Stream *compute, *side;  // side NULL: collectives run on `compute`
     Event *queued, *gathered, *reduced;
 } TensorParallel;
 
-// Creates `side` and the events. No-op without tensor parallelism.
+// Creates `side` and the events, and maps `shared` if `peer` is set. No-op without tensor
+// parallelism. Collective over the group.
 void tp_open(TensorParallel *tp, Device *device);
-// Destroys `side` and the events. All work on `side` must be complete. No-op unless opened.
+// Ends what tp_open has started. All work on `side` must be complete. No-op unless opened.
+// Collective over the group.
 void tp_close(TensorParallel *tp);
 
 // Returns the range of rows, of N in total, that this rank holds between GEMMs.

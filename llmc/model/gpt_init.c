@@ -11,6 +11,9 @@ void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *tim
     gpt->zero = zero;
     gpt->timers = timers;
     gpt->stream = gpt->tp.compute = stream;
+    floatX *const shared[TP_SHARED] = {gpt->branch, gpt->dx, gpt->gathered};
+    size_t bytes = (size_t)gpt->B * (size_t)gpt->T * (size_t)gpt->C * sizeof(floatX);
+    for (int i = 0; i < TP_SHARED; i++) gpt->tp.shared[i] = (CommPiece){shared[i], shared[i] ? bytes : 0};
     op_set_scratch(device, gpt->scratch, gpt->scratch_bytes);
     if (gpt->rotary) gpt_upload_rope_table(gpt);
     fp8_start_scales(gpt);

@@ -89,6 +89,13 @@ static void reserve_slot(const GPT *gpt, MicroBatch *m, MemoryPlan *plan) {
     reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
 }
 
+// Returns the bytes of a buffer (B, T, C) that other ranks may map (comm_open_direct).
+static size_t shared_bytes(const GPT *gpt) {
+    size_t bytes = (size_t)rows_planned(gpt) * (size_t)gpt->C * sizeof(floatX);
+    size_t unit = gpt->tp.peer ? COMM_ALIGNMENT : 1;
+    return (bytes + unit - 1) / unit * unit;
+}
+
 // Reserves buffers of the final norm and the LM head, and buffers that all layers and micro-batches
 // share. Without training, reserves only those for forward passes and the logits of one position.
 static void reserve_shared(GPT *gpt, MemoryPlan *plan, bool training) {
@@ -99,18 +106,18 @@ static void reserve_shared(GPT *gpt, MemoryPlan *plan, bool training) {
     size_t head = gpt->stage.heads, ranks = (size_t)gpt->mesh->tp.size, apart = ranks > 1;
     int64_t chunk = head ? op_head_chunk_rows((int64_t)N, vocabulary_rows(gpt)) : 0;
     gpt->scratch_bytes = op_scratch_bytes((int64_t)N, gpt->C);
-    size_t X_back = training ? X : 0, XR_back = training ? XR : 0;
+    size_t X_back = training ? X : 0, XR_back = training ? XR : 0, shared = shared_bytes(gpt);
     gpt->dwide_bytes = X_back * wide;
     const Buffer buffers[] = {
         {group, "final LayerNorm", head * XR * C, &gpt->lnf.y},
         {group, "final LayerNorm means", head * R * sizeof(float), &gpt->lnf.mean},
         {group, "final LayerNorm deviations", head * R * sizeof(float), &gpt->lnf.rstd},
         {group, "losses", training * head * N * sizeof(float), &gpt->losses},
-        {scratch, "branch of the residual stream", X * C, &gpt->branch},
+        {scratch, "branch of the residual stream", shared, &gpt->branch},
         {scratch, "gradient of the residual stream", XR_back * C, &gpt->dresidual[0]},
         {scratch, "gradient of a branch", gpt->hidden_dropout > 0 ? XR_back * C : 0, &gpt->dbranch},
         {scratch, "column sums of a branch gradient", training * C * sizeof(float), &gpt->branch_sum},
-        {scratch, "gradient of a LayerNorm output", X_back * C, &gpt->dx},
+        {scratch, "gradient of a LayerNorm output", training * shared, &gpt->dx},
         {scratch, "gradient of the wide tensors", gpt->dwide_bytes, &gpt->dwide},
         {scratch, "gradient of the attention output", X_back * A, &gpt->datt},
         {scratch, gpt->swiglu ? "gradient of SwiGLU's output" : "gradient of queries, keys, values",
@@ -122,7 +129,8 @@ static void reserve_shared(GPT *gpt, MemoryPlan *plan, bool training) {
         {scratch, "--eval-tasks scores", gpt->has_tasks * head * ranks * (size_t)chunk * sizeof(HeadScore),
          &gpt->scores},
         {"tensor parallel", "partial sums", apart * X * C, &gpt->tp.parts},
-        {"tensor parallel", "gathered rows", gpt->tp.sequence ? X * C : 0, &gpt->gathered},
+        {"tensor parallel", "gathered rows", gpt->tp.sequence ? shared : 0, &gpt->gathered},
+        {"tensor parallel", "flags of peer memory", gpt->tp.peer ? COMM_FLAG_BYTES : 0, &gpt->tp.flags},
         {"tensor parallel", "softmax statistics",
          head * apart * ranks * (size_t)chunk * sizeof(HeadStatistics), &gpt->statistics},
     };

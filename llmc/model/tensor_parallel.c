@@ -9,10 +9,12 @@ void tp_open(TensorParallel *tp, Device *device) {
     tp->queued = event_create(device);
     tp->gathered = event_create(device);
     tp->reduced = event_create(device);
+    if (tp->peer) comm_open_direct(tp->group, tp->flags, tp->shared, TP_SHARED, &tp->not_direct);
 }
 
 void tp_close(TensorParallel *tp) {
     if (!tp->side) return;
+    comm_close_direct(tp->group);
     event_destroy(tp->queued);
     event_destroy(tp->gathered);
     event_destroy(tp->reduced);
@@ -44,23 +46,36 @@ Rows tp_rows(const TensorParallel *tp, int64_t N) {
 
 // Reduce-scatter by an all-to-all and a local sum: each rank sums one block of rows. Without
 // sequence parallelism, an all-gather of the sums follows.
-void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
-                     int64_t N) {
-    assert(N % tp->group->size == 0);
+static void reduce_in_steps(const TensorParallel *tp, const CommReduce *a, Stream *s) {
     int ranks = tp->group->size, rank = tp->group->rank;
-    int64_t block = N / ranks * tp->C;
+    int64_t block = a->total / ranks;
     size_t bytes = (size_t)block * sizeof(floatX);
-    Stream *s = begin(tp);
+    const floatX *partial = a->partial;
+    floatX *out = a->out;
     comm_all_to_all(tp->group, partial, tp->parts, bytes, s);
     copy_on_device(s, tp->parts + rank * block, partial + rank * block, bytes);
-    SumParts sum = {.y = tp->sequence ? out : out + rank * block,
+    SumParts sum = {.y = a->scatter ? out : out + rank * block,
                     .parts = tp->parts,
                     .n = block,
                     .ranks = ranks,
-                    .bias = bias,
-                    .C = tp->C};
+                    .bias = a->bias,
+                    .C = a->C};
     op_sum_parts(s, &sum);
-    if (!tp->sequence) comm_all_gather(tp->group, out, bytes, s);
+    if (!a->scatter) comm_all_gather(tp->group, out, bytes, s);
+}
+
+void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
+                     int64_t N) {
+    assert(N % tp->group->size == 0);
+    Stream *s = begin(tp);
+    CommReduce reduce = {.partial = partial,
+                         .out = out,
+                         .scratch = tp->parts,
+                         .bias = bias,
+                         .C = tp->C,
+                         .total = N * tp->C,
+                         .scatter = tp->sequence};
+    if (!comm_reduce_direct(tp->group, &reduce, s)) reduce_in_steps(tp, &reduce, s);
     done(tp, tp->reduced);
 }
 
@@ -73,8 +88,10 @@ void tp_reduce(const TensorParallel *tp, const floatX *partial, const floatX *bi
 
 void tp_gather_bytes_begin(const TensorParallel *tp, const void *own, void *whole, size_t bytes) {
     Stream *s = begin(tp);
-    copy_on_device(s, (uint8_t *)whole + (size_t)tp->group->rank * bytes, own, bytes);
-    comm_all_gather(tp->group, whole, bytes, s);
+    if (!comm_gather_direct(tp->group, own, whole, bytes, s)) {
+        copy_on_device(s, (uint8_t *)whole + (size_t)tp->group->rank * bytes, own, bytes);
+        comm_all_gather(tp->group, whole, bytes, s);
+    }
     done(tp, tp->gathered);
 }
 

@@ -66,6 +66,24 @@ static void report_exchange(Run *run) {
     }
 }
 
+// Logs how tensor-parallel ranks communicate (--tp-comm-backend peer).
+static void report_tensor_parallel(Run *run) {
+    Error why = run->gpt->tp.not_direct;
+    int without = why.code != 0;
+    Peers world = run_peers(run, run->launch.world);
+    if (!run->gpt->tp.peer) return;
+    peers_all_reduce(world, &without, 1, MPI_INT, MPI_SUM);
+    peers_agree(world, !why.code, &why, NULL);
+    if (without == 0) {
+        log_line(run->log, "tensor-parallel collectives read and write the memory of the other GPUs");
+    } else if (without < run->launch.size) {
+        log_line(run->log, "WARNING: --tp-comm-backend peer has no effect on %d of %d ranks: %s", without,
+                 run->launch.size, why.what);
+    } else {
+        log_line(run->log, "WARNING: --tp-comm-backend peer has no effect: %s", why.what);
+    }
+}
+
 static void report_batch(Run *run) {
     const Config *c = &run->config;
     if (!c->rampup_samples) {
@@ -113,6 +131,7 @@ void report_start(Run *run) {
     const Memory *memory = &run->memory;
     report_program(run);
     report_exchange(run);
+    report_tensor_parallel(run);
     char notice[512];  // warning if attention uses a slower kernel
     op_attention_notice(c->seq_length, c->reset_attention_mask, notice, sizeof notice);
     if (*notice) log_line(run->log, "%s", notice);
