@@ -117,8 +117,8 @@ typedef struct Config {
     int num_layers_per_virtual_pipeline_stage;                     // 0: one chunk per stage
     bool sequence_parallel;  // LayerNorms and residuals are split by tokens; false with T = 1
     TpCommBackend tp_comm_backend;
-    int gpus_per_node;       // ranks per node; 0: detect hosts
-    bool emulate_nodes;      // treat groups of gpus_per_node ranks as separate machines
+    int gpus_per_node;   // ranks per node; 0: detect hosts
+    bool emulate_nodes;  // treat groups of gpus_per_node ranks as separate machines
     NodeExchange node_exchange;
     bool use_distributed_optimizer, overlap_grad_reduce, overlap_param_gather, no_overlap,
         grad_reduce_in_bf16;

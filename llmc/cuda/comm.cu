@@ -23,16 +23,16 @@
 struct Comm {
     Device *device;
     const Site *site;
-    const Mesh *mesh;   // for the watchdog
-    ncclComm_t nccl;    // NULL: not connected yet, or not needed (comm_connect)
-    PeerMemory *peers;  // only in the node group, else NULL
+    const Mesh *mesh;    // for the watchdog
+    ncclComm_t nccl;     // NULL: not connected yet, or not needed (comm_connect)
+    PeerMemory *peers;   // only in the node group, else NULL
     PeerReduce *direct;  // between comm_open_direct and comm_close_direct, else NULL
-    bool few_bytes;     // world group, which exchanges only step statuses and FP8 scales
-    bool one_way;       // this Comm belongs to a link
-    bool links_alone;   // pp and embedding groups, which have links but no collectives
-    Link *links;        // open links between members of the group, in the order of opening
-    bool by_messages;   // all-gathers send one message per rank (used between nodes)
-    bool connected;     // all groups of all ranks are connected
+    bool few_bytes;      // world group, which exchanges only step statuses and FP8 scales
+    bool one_way;        // this Comm belongs to a link
+    bool links_alone;    // pp and embedding groups, which have links but no collectives
+    Link *links;         // open links between members of the group, in the order of opening
+    bool by_messages;    // all-gathers send one message per rank (used between nodes)
+    bool connected;      // all groups of all ranks are connected
     uint64_t sent;
     volatile int *lost;  // flag of comm_may_lose; NULL: members cannot be lost
 };

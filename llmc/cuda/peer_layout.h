@@ -6,9 +6,9 @@
 #include "llmc/base/base.h"
 
 enum {
-    PEER_RANKS = 8,      // maximum ranks of a group
-    PEER_LANES = 4,      // streams that may use a group at the same time
-    PEER_BLOCKS = 24,    // default thread blocks of a launch, one per SM: see peer_reduce.h
+    PEER_RANKS = 8,    // maximum ranks of a group
+    PEER_LANES = 4,    // streams that may use a group at the same time
+    PEER_BLOCKS = 24,  // default thread blocks of a launch, one per SM: see peer_reduce.h
     PEER_BLOCKS_MOST = 64,
     PEER_THREADS = 512,  // threads of a block
     PEER_VECTOR = 16,    // bytes of an access

@@ -203,7 +203,8 @@ static __device__ __forceinline__ void sum_range(const PeerSum &a, int64_t first
 }
 
 // Copies the same elements from to[0] to `late`. Each thread copies what it has written.
-template <class T, class V> static __device__ void copy_late(const PeerSum &a, int64_t first, int64_t vectors) {
+template <class T, class V>
+static __device__ void copy_late(const PeerSum &a, int64_t first, int64_t vectors) {
     const int64_t stride = (int64_t)gridDim.x * PEER_THREADS;
     for (int64_t v = (int64_t)blockIdx.x * PEER_THREADS + threadIdx.x; v < vectors; v += stride)
         V::store((T *)a.late + first + v * V::COUNT, V::load((const T *)a.to[0] + first + v * V::COUNT));
@@ -299,7 +300,8 @@ static bool can_sum(const PeerReduce *n, const CommReduce *a, size_t bytes) {
 
 // Fills in the addresses of this rank's range. A reduce-scatter in place writes its sums to scratch,
 // because rank 0 reads the output's memory as input; they are copied after the last barrier.
-static void set_addresses(const PeerReduce *n, const CommReduce *a, size_t bytes, size_t element, PeerSum *sum) {
+static void set_addresses(const PeerReduce *n, const CommReduce *a, size_t bytes, size_t element,
+                          PeerSum *sum) {
     PeerRange range = peer_range(a->total, n->size, n->rank, a->scatter, element);
     size_t start = (size_t)range.first * element;
     uintptr_t address = a->scatter ? (uintptr_t)range.count * element : 0;
@@ -386,7 +388,8 @@ static bool load_kernels(PeerReduce *n, Error *err) {
         cudaError_t status = cudaFuncGetAttributes(&attributes, kernels[i]);
         if (status == cudaSuccess) continue;
         cudaGetLastError();  // clears the error, which check_launch would report otherwise
-        return system_error(err, "loading the kernels for peer memory failed: %s", cudaGetErrorString(status));
+        return system_error(err, "loading the kernels for peer memory failed: %s",
+                            cudaGetErrorString(status));
     }
     return true;
 }
@@ -439,7 +442,8 @@ static bool try_sum(PeerReduce *n, void *memory, size_t bytes, Error *err) {
 
 static bool open_peers(PeerReduce *n, void *flags, const CommPiece *piece, int pieces, Error *err) {
     bool ok = n->size >= 2 && n->size <= PEER_RANKS;
-    if (!ok) system_error(err, "a group has %d ranks, but 2 to %d can reduce in peer memory", n->size, PEER_RANKS);
+    if (!ok)
+        system_error(err, "a group has %d ranks, but 2 to %d can reduce in peer memory", n->size, PEER_RANKS);
     else ok = load_kernels(n, err);
     if (ok) ok = (n->abort = (int *)host_alloc(n->device, sizeof(int), "the abort word", err)) != NULL;
     if (!peers_agree(n->ranks, ok, err, NULL)) return false;

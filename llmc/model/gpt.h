@@ -58,9 +58,9 @@ typedef struct TensorParallel {
     const Group *group;  // size 1: no tensor parallelism
     bool sequence;       // --sequence-parallel
     int C;
-    floatX *parts;           // (N, C) device memory for the blocks of rows received from other ranks
-    bool peer;               // --tp-comm-backend peer
-    void *flags;             // (COMM_FLAG_BYTES) for comm_open_direct; only if `peer`
+    floatX *parts;  // (N, C) device memory for the blocks of rows received from other ranks
+    bool peer;      // --tp-comm-backend peer
+    void *flags;    // (COMM_FLAG_BYTES) for comm_open_direct; only if `peer`
     CommPiece shared[TP_SHARED];
     Error not_direct;        // why comm_open_direct failed; code 0 if it did not
     Stream *compute, *side;  // side NULL: collectives run on `compute`

@@ -51,6 +51,13 @@ copies() {
     planned_flags 2 || { why="no flags in the plan"; return 1; }
     if planned_flags 2 --node-exchange nccl || planned_flags 1; then why="flags without copies"; return 1; fi
 }
+# The same for tensor parallelism over peer memory.
+peer_tensors() {
+    memory_as_planned 2 "${larger[@]}" --tensor-model-parallel-size 2 --sequence-parallel \
+        --tp-comm-backend peer || return 1
+    grep -q 'WARNING: --tp-comm-backend peer has no effect: CPU ranks send everything through MPI' \
+        "$work/out" || { why="no warning"; return 1; }
+}
 planned_flags() { # RANKS_PER_NODE FLAGS...
     local per_node=$1
     shift
@@ -58,6 +65,7 @@ planned_flags() { # RANKS_PER_NODE FLAGS...
         --gpus-per-node "$per_node" "$@" && grep -q "flags of the node's ranks  *2097152" "$work/out"
 }
 check "memory with peer-to-peer copies inside a node" copies
+check "memory with tensor parallelism over peer memory" peer_tensors
 check "memory with delayed quantization" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 \
     "${paper[@]}" --gradients-quantization-start-iteration 5
 check "memory with full recomputation" memory_as_planned 2 "${larger[@]}" --recompute-granularity full

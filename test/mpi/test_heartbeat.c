@@ -2,6 +2,7 @@
 // too long.
 // ranks: 2 4
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -23,6 +24,7 @@
 #define NO_THREAD "no thread"
 #define NO_TIMER "no timer"
 #define NO_LIMIT "no limit"
+#define ABORT_FILE "TEST_HEARTBEAT_ABORT_FILE"  // environment variable with the path
 
 static int failures = 0;
 static bool refuse_memory = false, refuse_threads = false;
@@ -148,11 +150,19 @@ static bool look(void *context, char *what, size_t bytes) {
 }
 
 // test_heartbeat BREAKS: the device of a single rank waits for a message that never arrives. The
-// check must report this long before the time limit.
+// check must report this long before the time limit. The abort flag is in a file, which outlives
+// the process.
 static int break_link(void) {
     Site site = {0, 0, 0, 3, "update", NULL, NULL};
     Looks looks = {0, true};
+    int file = open(getenv(ABORT_FILE), O_RDWR), removed = 0;
+    int *flag = (int *)mmap(NULL, sizeof *flag, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (file < 0 || flag == MAP_FAILED) return 1;
+    heartbeat_set_abort(&site, flag);  // no effect before the heartbeat exists
     watchdog_open(&site, MPI_COMM_SELF, 1, 20);
+    heartbeat_set_abort(&site, &removed);
+    heartbeat_set_abort(&site, NULL);
+    heartbeat_set_abort(&site, flag);
     heartbeat_set_check(&site, look, &looks);
     heartbeat_waiting(&site, true);
     sleep(15);
@@ -245,13 +255,22 @@ static bool collectives_are_listed(char *text, size_t bytes) {
            strstr(text, "; collectives issued: rank 0: 2 (last: all-gather between nodes) (--distributed");
 }
 
-// An error that a check reports ends the job immediately, before the time limit.
+// An error that a check reports ends the job immediately, before the time limit. The watchdog sets
+// the abort flag of kernels that wait for other ranks.
 static bool failed_check_ends_the_job(char *text, size_t bytes) {
+    char path[] = "/tmp/test_heartbeat_XXXXXX";
+    int flag = 0, file = mkstemp(path);
+    if (file < 0 || setenv(ABORT_FILE, path, 1) || write(file, &flag, sizeof flag) != sizeof flag)
+        return false;
     double start = monotonic_seconds();
-    return alone(BREAKS, text, bytes) == EXIT_COMMUNICATION && monotonic_seconds() - start < 13 &&
-           strstr(text,
-                  "iteration 3 update: a collective between nodes failed asynchronously: "
-                  "link lost\n");
+    bool ok = alone(BREAKS, text, bytes) == EXIT_COMMUNICATION && monotonic_seconds() - start < 13 &&
+              strstr(text,
+                     "iteration 3 update: a collective between nodes failed asynchronously: "
+                     "link lost\n");
+    ok = pread(file, &flag, sizeof flag, 0) == sizeof flag && flag == 1 && ok;
+    close(file);
+    unlink(path);
+    return ok;
 }
 
 // A rank must not continue without a heartbeat, because other ranks of its host rely on it.

@@ -13,6 +13,8 @@ static void derived_sizes(void **state) {
         {"--tensor-model-parallel-size 2", "\"sequence_parallel\":false"},
         {"--tensor-model-parallel-size 2 --sequence-parallel", "\"sequence_parallel\":true"},
         {"--sequence-parallel", "\"sequence_parallel\":false"},  // no effect with T = 1
+        {"--tensor-model-parallel-size 2", "\"tp_comm_backend\":\"nccl\""},
+        {"--tensor-model-parallel-size 2 --tp-comm-backend peer", "\"tp_comm_backend\":\"peer\""},
         {"--tensor-model-parallel-size 2 --global-batch-size 12", "\"num_micro_batches\":3"},
         // With interleaved stages the number of micro-batches must be a multiple of P.
         {"--num-layers 8 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1",
@@ -100,6 +102,10 @@ static void notes(void **state) {
     must_run(&run, SMALL "--sequence-parallel", 1);
     assert_string_equal(run.notes,
                         "--sequence-parallel has no effect without --tensor-model-parallel-size above 1\n");
+    config_free(&run.config);
+    must_run(&run, SMALL "--tp-comm-backend peer", 1);
+    assert_string_equal(run.notes,
+                        "--tp-comm-backend has no effect without --tensor-model-parallel-size above 1\n");
     config_free(&run.config);
     must_run(&run,
              SMALL

@@ -1,0 +1,106 @@
+// Tests how collectives over peer memory divide elements among ranks, blocks and streams. Needs no
+// GPU.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "llmc/comm.h"
+#include "llmc/cuda/peer_layout.h"
+
+static const int64_t TOTALS[] = {0,   1,   7,    8,    9,     63,      64,          65,
+                                 100, 127, 4096, 4097, 99991, 1 << 20, 2048 * 5120, ((int64_t)1 << 33) + 5};
+enum { TOTAL_COUNT = sizeof TOTALS / sizeof *TOTALS };
+
+// The ranges of an all-reduce cover all elements once, in rank order. They start at multiples of 16
+// bytes, and no range is longer than that of rank 0, from which all ranks compute the launch size.
+static void all_reduce_ranges(void **state) {
+    for (int t = 0; t < TOTAL_COUNT; t++) {
+        for (int ranks = 1; ranks <= PEER_RANKS; ranks++) {
+            for (size_t element = 2; element <= 4; element += 2) {
+                int64_t next = 0, longest = peer_range(TOTALS[t], ranks, 0, false, element).count;
+                for (int r = 0; r < ranks; r++) {
+                    PeerRange range = peer_range(TOTALS[t], ranks, r, false, element);
+                    assert_int_equal(range.first, next);
+                    assert_in_range(range.count, 0, longest);
+                    if (range.count) assert_int_equal((size_t)range.first * element % PEER_VECTOR, 0);
+                    next += range.count;
+                }
+                assert_int_equal(next, TOTALS[t]);
+                assert_true(longest <= (TOTALS[t] + ranks - 1) / ranks + PEER_VECTOR / (int64_t)element);
+            }
+        }
+    }
+}
+
+// The ranges of a reduce-scatter are equal, without any rounding.
+static void reduce_scatter_ranges(void **state) {
+    for (int t = 0; t < TOTAL_COUNT; t++) {
+        for (int ranks = 1; ranks <= PEER_RANKS; ranks++) {
+            for (int r = 0; r < ranks; r++) {
+                PeerRange range = peer_range(TOTALS[t] * ranks, ranks, r, true, 2);
+                assert_int_equal(range.first, r * TOTALS[t]);
+                assert_int_equal(range.count, TOTALS[t]);
+            }
+        }
+    }
+}
+
+static void blocks(void **state) {
+    const size_t one = (size_t)PEER_THREADS * PEER_VECTOR;
+    assert_int_equal(peer_blocks(0, 24), 1);
+    assert_int_equal(peer_blocks(1, 24), 1);
+    assert_int_equal(peer_blocks(one, 24), 1);
+    assert_int_equal(peer_blocks(one + 1, 24), 2);
+    assert_int_equal(peer_blocks(24 * one, 24), 24);
+    assert_int_equal(peer_blocks((size_t)1 << 40, 24), 24);
+    // At most a quarter of the SMs, so that matrix products can run at the same time.
+    assert_int_equal(peer_most_blocks(132), PEER_BLOCKS);
+    assert_int_equal(peer_most_blocks(108), PEER_BLOCKS);
+    assert_int_equal(peer_most_blocks(14), 3);
+    assert_int_equal(peer_most_blocks(1), 1);
+    assert_true(PEER_BLOCKS <= PEER_BLOCKS_MOST);
+}
+
+// Flags of lanes overlap neither each other nor the flags of peer_memory.cu, and fit into the memory
+// for flags.
+static void flags(void **state) {
+    const size_t bytes = PEER_LANE_FLAGS * sizeof(uint32_t);
+    for (int lane = 0; lane < PEER_LANES; lane++) {
+        assert_int_equal(peer_lane_offset(lane), PEER_FLAGS_START + (size_t)lane * bytes);
+        assert_true(peer_lane_offset(lane) + bytes <= COMM_FLAG_BYTES);
+    }
+}
+
+static void lanes(void **state) {
+    const void *user[PEER_LANES] = {NULL};
+    const char streams[PEER_LANES + 1] = "";
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < PEER_LANES; i++) assert_int_equal(peer_lane(user, &streams[i]), i);
+        assert_int_equal(peer_lane(user, &streams[PEER_LANES]), -1);
+    }
+}
+
+static void overlaps(void **state) {
+    const char memory[100] = "";
+    assert_true(peer_overlap(memory, 10, memory, 10));
+    assert_true(peer_overlap(memory, 10, memory + 9, 1));
+    assert_true(peer_overlap(memory + 9, 1, memory, 10));
+    assert_true(peer_overlap(memory + 2, 3, memory, 100));
+    assert_false(peer_overlap(memory, 10, memory + 10, 10));
+    assert_false(peer_overlap(memory + 10, 10, memory, 10));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_reduce_ranges),
+        cmocka_unit_test(reduce_scatter_ranges),
+        cmocka_unit_test(blocks),
+        cmocka_unit_test(flags),
+        cmocka_unit_test(lanes),
+        cmocka_unit_test(overlaps),
+    };
+    return cmocka_run_group_tests_name("collectives over peer memory", tests, NULL, NULL);
+}
