@@ -388,6 +388,7 @@ GPU_BENCH_OBJ := $(patsubst %.cu,$(CUDA_DIR)/%.o,$(wildcard dev/bench/*.cu))
 .PHONY: gpu gpu-bench gpu-check gpu-test-programs
 gpu: $(BUILD)/train_gpt $(BUILD)/generate
 gpu-bench: $(BUILD)/train_gpt $(BENCHES:%=$(BUILD)/dev/bench/%) $(BUILD)/dev/bench/node_hop $(STEP_BOUND)
+gpu-bench: $(BUILD)/dev/bench/tensor_collectives
 gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%) $(MODEL_RANKS:%=$(BUILD)/test/gpu/%)
 gpu-test-programs: $(BUILD)/test/gpu/profile_names.so
 gpu-check: $(CUDA_OBJ) $(GPU_TEST_OBJ) $(GPU_BENCH_OBJ) \

@@ -21,6 +21,7 @@
 #          shapes4    four ranks in every node layout
 #          shapes8    eight ranks in every node layout
 #          layouts    tensor, sequence and pipeline parallelism against one rank
+#          peer       collectives over peer memory, training with --tp-comm-backend peer
 #          sharding   sharding strategies and optimizer offload against optim, two ranks
 #          sharding4  the same on four ranks
 #          resume     runs of every preset that are killed and resume (test/e2e/resume_presets.sh)
@@ -52,9 +53,9 @@ while [ $# -gt 0 ]; do
     --no-sanitizer) sanitizer=0 ;;
     --part)
         case ${2:-} in
-        ops | runs | shapes | shapes4 | shapes8 | layouts | sharding | sharding4 | resume | changed | nan | \
-            spikes | signals | offload | disk | muon | fp8 | lossless | local | bits | exact | exact4 | exact8 | \
-            sanitizer)
+        ops | runs | shapes | shapes4 | shapes8 | layouts | peer | sharding | sharding4 | resume | \
+            changed | nan | spikes | signals | offload | disk | muon | fp8 | lossless | local | bits | \
+            exact | exact4 | exact8 | sanitizer)
             parts+=" $2" ;;
         *) wrong "--part ${2:-} is unknown" ;;
         esac
@@ -366,15 +367,16 @@ promised() {
         "exit code $rc after $p checks: $(tail -n 1 "$work/promised")"; else echo \
         "test/$1.sh on GPUs: $p passed, $f failed, $s skipped"; fi
 }
-# ended NAME SIGNAL CODE WORDS: sends SIGNAL to one of two ranks during training. The job must end
-# within the time limit with exit code CODE and a line that contains WORDS.
+# ended NAME SIGNAL CODE WORDS FLAGS...: sends SIGNAL to one of two ranks during training. The job
+# must end within the time limit with exit code CODE and a line that contains WORDS.
 ended() {
     local name=$1 signal=$2 code=$3 said=$4 shape=(--gpus-per-node 2) job rc ours pid=''
+    shift 4
     [ "$gpus" -ge 2 ] || shape=(--gpus-per-node 1 --emulate-nodes)
     SDP4BIT_TEST_FOLDER=$work timeout -k 5 200 mpirun --oversubscribe --bind-to none -np 2 "$gpu" \
         "${model[@]}" --train-iters 1000000 --lr-decay-iters 100 \
         --quantized-weights --quantized-gradients "${shape[@]}" --distributed-timeout-minutes 0.4 \
-        >"$work/log" 2>&1 </dev/null &
+        "$@" >"$work/log" 2>&1 </dev/null &
     job=$!
     for ((i = 0; i < 600; i++)); do
         if grep -q '^ iteration  *10/' "$work/log" || ! kill -0 $job 2>/dev/null; then break; fi
@@ -461,6 +463,31 @@ check_layouts() {
     learned "T 2 on two nodes, SDP4Bit" 2 2 "${tp2[@]}" --sequence-parallel "${sdp4bit[@]}"
     learned "P 2 on two nodes, SDP4Bit" 2 2 "${pp2[@]}" "${sdp4bit[@]}"
     learned "T 2, P 2 on two nodes, SDP4Bit" 2 4 "${tp2[@]}" "${pp2[@]}" --sequence-parallel "${sdp4bit[@]}"
+}
+
+# Tensor parallelism over peer memory, which needs a GPU per rank.
+check_peer() {
+    local ranks way what tp2=(--tensor-model-parallel-size 2) program=$BUILD/test/gpu/test_peer_reduce_gpu
+    local peer=("${tp2[@]}" --tp-comm-backend peer) steps=(--train-iters 20 --deterministic-mode)
+    for ranks in 2 4 8; do
+        what="peer memory of $ranks ranks"
+        [ $ranks -le "$gpus" ] || { skip "$what" "$gpus GPUs"; continue; }
+        counted "$what" "${mpi[@]}" -np $ranks "$program"
+        [ $ranks = 2 ] || counted "$what, in pairs" "${mpi[@]}" -np $ranks "$program" --group 2
+    done
+    [ "$gpus" -ge 2 ] || { skip "T 2 in peer memory" "$gpus GPUs"; return; }
+    for way in "" --sequence-parallel; do
+        what="T 2 in peer memory${way:+, $way}"
+        # shellcheck disable=SC2086 # empty or a flag
+        trained nccl 1 2 "${tp2[@]}" "${steps[@]}" $way && trained peer 1 2 "${peer[@]}" "${steps[@]}" $way ||
+            return
+        if grep -q 'collectives read and write the memory of the other GPUs' "$work/log"; then
+            same "$what: identical to NCCL" nccl peer
+        else not_ok "$what" "not used: $(grep -m 1 tp-comm-backend "$work/log")"; fi
+    done
+    ended "a rank that is killed ends a job in peer memory" KILL 137 "rank 1 .*signal 9" "${peer[@]}"
+    ended "a rank that is stopped ends a job in peer memory and is named" STOP 7 \
+        "rank 1 has shown no sign of life for" "${peer[@]}"
 }
 
 # same_sharded: sharding and offload must not change any bit of the losses and norms of 20 steps.
@@ -563,6 +590,7 @@ if_part shapes check_ends
 if_part shapes4 check_shapes "2 2" "4 1" "1 4"
 if_part shapes8 check_shapes "4 2" "2 4"
 if_part layouts check_layouts
+if_part peer check_peer
 if_part sharding check_sharding "1 2" "2 1"
 if_part sharding4 check_sharding4
 SECTION=presets if_part resume promised e2e/resume_presets

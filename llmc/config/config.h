@@ -44,7 +44,7 @@ typedef enum Fp8Format { FP8_FORMAT_NONE, FP8_FORMAT_E4M3, FP8_FORMAT_HYBRID } F
 typedef enum Fp8Recipe { FP8_TENSORWISE, FP8_DELAYED, FP8_BLOCKWISE } Fp8Recipe;
 typedef enum Fp8AmaxAlgo { FP8_MOST_RECENT, FP8_MAX } Fp8AmaxAlgo;
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
-// How the ranks of a tensor-parallel group communicate: NCCL | kernels that read and write peer memory
+// How tensor-parallel ranks communicate: NCCL | kernels that read and write peer memory
 typedef enum TpCommBackend { TP_COMM_NCCL, TP_COMM_PEER } TpCommBackend;
 typedef enum NodeExchange { NODE_EXCHANGE_AUTO, NODE_EXCHANGE_NCCL, NODE_EXCHANGE_COPIES } NodeExchange;
 // State that data-parallel ranks shard: nothing | optimizer state | also gradients | also weights.

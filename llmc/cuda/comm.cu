@@ -366,7 +366,7 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
 
 // --- direct collectives --------------------------------------------------------------------------
 
-// Returns false if several ranks of the group share a GPU: their kernels, which wait for each other,
+// Returns false if several ranks of the group share a GPU. Their kernels wait for each other, but
 // would only run in turns. Collective.
 static bool has_own_gpu(const Group *group, Error *err) {
     char own[32] = "", all[PEER_RANKS][sizeof own];

@@ -22,8 +22,8 @@ void peer_memory_unshare(PeerMemory *peers);
 bool peer_memory_sharing(const PeerMemory *peers);
 // Returns true if these bytes of device memory lie within one shared range.
 bool peer_memory_hold(const PeerMemory *peers, const void *memory, size_t bytes);
-// Returns this process's address of a rank's memory: the bytes at the offset of `memory` in the same
-// shared range. NULL unless peer_memory_hold.
+// Returns this process's address of a rank's memory: the bytes at the offset of `memory` in the
+// same shared range. NULL unless peer_memory_hold.
 uint8_t *peer_memory_of(const PeerMemory *peers, int rank, const void *memory, size_t bytes);
 // Returns this process's address of a rank's flags (COMM_FLAG_BYTES), of which peer_memory.cu uses
 // the first 64 bytes.

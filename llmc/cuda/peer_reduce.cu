@@ -16,9 +16,9 @@
 // and numbers (a lane), because kernels of different streams may run in different orders on
 // different ranks.
 //
-// Why this cannot deadlock: a block that has started needs only the block with the same index on the
-// other ranks, which starts as soon as an SM of its GPU has room for it. Other kernels leave room
-// when they end. The only kernels that wait for other ranks are these and NCCL's, and together
+// Why this cannot deadlock: a block that has started needs only the block with the same index on
+// the other ranks, which starts as soon as an SM of its GPU has room for it. Other kernels leave
+// room when they end. The only kernels that wait for other ranks are these and NCCL's, and together
 // they occupy less than half of the SMs (PEER_BLOCKS, and comm.cu). If a rank dies, its flags never
 // arrive: the watchdog then sets the abort word, which all waiting threads poll.
 #include <string.h>
@@ -78,8 +78,8 @@ static __device__ __forceinline__ uint32_t load_acquire(const uint32_t *flag) {
 }
 
 // Waits for this block of all ranks. Memory accesses of the block before the barrier happen before
-// accesses of the other ranks' blocks after it: __syncthreads orders them with this block's release,
-// and release and acquire are cumulative at system scope. Returns false if the kernel must end. All
+// accesses of the other ranks' blocks after it: __syncthreads orders them with this block's
+// release, and release and acquire are cumulative at system scope. Returns false if the kernel must end. All
 // threads must call it.
 static __device__ bool wait_for_ranks(const PeerBarrier &b, uint32_t number) {
     const int peer = threadIdx.x, first = blockIdx.x * PEER_RANKS;
@@ -298,8 +298,9 @@ static bool can_sum(const PeerReduce *n, const CommReduce *a, size_t bytes) {
     return a->out == a->partial || !peer_overlap(a->partial, bytes, a->out, out_bytes);
 }
 
-// Fills in the addresses of this rank's range. A reduce-scatter in place writes its sums to scratch,
-// because rank 0 reads the output's memory as input; they are copied after the last barrier.
+// Fills in the addresses of this rank's range. A reduce-scatter in place writes its sums to
+// scratch, because rank 0 reads the output's memory as input; they are copied after the last
+// barrier.
 static void set_addresses(const PeerReduce *n, const CommReduce *a, size_t bytes, size_t element,
                           PeerSum *sum) {
     PeerRange range = peer_range(a->total, n->size, n->rank, a->scatter, element);
@@ -407,7 +408,7 @@ static bool ends_in_time(PeerReduce *n, Stream *stream) {
     return in_time;
 }
 
-// Tests an all-reduce of small integers in the first bytes of `memory`, which are zeroed afterwards.
+// Tests an all-reduce of small integers in the first bytes of `memory`, then zeroes them.
 // Collective.
 static bool try_sum(PeerReduce *n, void *memory, size_t bytes, Error *err) {
     enum { MOST = 4096 };

@@ -1,6 +1,6 @@
-// Tests the collectives over peer memory (llmc/cuda/peer_reduce.h) with one GPU per rank, bit for bit
-// against sums computed from the known inputs and against the path that they replace: all-to-all,
-// op_sum_parts and all-gather.
+// Tests the collectives over peer memory (llmc/cuda/peer_reduce.h) with one GPU per rank, bit for
+// bit against sums computed from the known inputs and against the path that they replace:
+// all-to-all, op_sum_parts and all-gather.
 //
 //   mpirun -n 2 test_peer_reduce_gpu [--rounds N] [--group N] [--share-gpus]
 //
@@ -244,9 +244,9 @@ static uint32_t draw(uint32_t *state) {
 }
 
 // Issues collectives of random sizes on two streams without host synchronization. Ranks start them
-// at different times: random delays on the GPU, sometimes on the host. Inputs change between rounds,
-// so a collective that reads too early, or writes too late, gives wrong sums. Another stream keeps
-// all SMs busy half of the time.
+// at different times: random delays on the GPU, sometimes on the host. Inputs change between
+// rounds, so a collective that reads too early, or writes too late, gives wrong sums. Another
+// stream keeps all SMs busy half of the time.
 static void test_rounds(Lab *lab) {
     uint32_t same = 12345, own = 777u + 99u * (uint32_t)lab->rank, refused = 0;
     for (int round = 0; round < lab->rounds; round++) {

@@ -15,7 +15,7 @@ static const int64_t TOTALS[] = {0,   1,   7,    8,    9,     63,      64,      
 enum { TOTAL_COUNT = sizeof TOTALS / sizeof *TOTALS };
 
 // The ranges of an all-reduce cover all elements once, in rank order. They start at multiples of 16
-// bytes, and no range is longer than that of rank 0, from which all ranks compute the launch size.
+// bytes. Rank 0 has the longest range, from which all ranks compute the launch size.
 static void all_reduce_ranges(void **state) {
     for (int t = 0; t < TOTAL_COUNT; t++) {
         for (int ranks = 1; ranks <= PEER_RANKS; ranks++) {
@@ -64,8 +64,8 @@ static void blocks(void **state) {
     assert_true(PEER_BLOCKS <= PEER_BLOCKS_MOST);
 }
 
-// Flags of lanes overlap neither each other nor the flags of peer_memory.cu, and fit into the memory
-// for flags.
+// Flags of lanes overlap neither each other nor the flags of peer_memory.cu, and fit into the
+// memory for flags.
 static void flags(void **state) {
     const size_t bytes = PEER_LANE_FLAGS * sizeof(uint32_t);
     for (int lane = 0; lane < PEER_LANES; lane++) {
