@@ -79,8 +79,8 @@ static __device__ __forceinline__ uint32_t load_acquire(const uint32_t *flag) {
 
 // Waits for this block of all ranks. Memory accesses of the block before the barrier happen before
 // accesses of the other ranks' blocks after it: __syncthreads orders them with this block's
-// release, and release and acquire are cumulative at system scope. Returns false if the kernel must end. All
-// threads must call it.
+// release, and release and acquire are cumulative at system scope. Returns false if the kernel must
+// end. All threads must call it.
 static __device__ bool wait_for_ranks(const PeerBarrier &b, uint32_t number) {
     const int peer = threadIdx.x, first = blockIdx.x * PEER_RANKS;
     int aborted = 0;
