@@ -18,9 +18,9 @@
 //
 // Why this cannot deadlock: a block that has started needs only the block with the same index on
 // the other ranks, which starts as soon as an SM of its GPU has room for it. Other kernels leave
-// room when they end. The only kernels that wait for other ranks are these and NCCL's, and together
-// they occupy less than half of the SMs (PEER_BLOCKS, and comm.cu). If a rank dies, its flags never
-// arrive: the watchdog then sets the abort word, which all waiting threads poll.
+// room when they end. The only kernels that wait for other ranks are these and NCCL's, and a GPU
+// has enough SMs for all of them at once (PEER_BLOCKS, and comm.cu). If a rank dies, its flags
+// never arrive: the watchdog then sets the abort word, which all waiting threads poll.
 #include <string.h>
 
 #include "llmc/cuda/common.cuh"
