@@ -5,6 +5,9 @@
 //   delayed     one scale per tensor, from the largest values of earlier steps (fp8_scaling.c)
 //   blockwise   a scale per 1 x 128 elements of inputs and gradients and 128 x 128 of weights
 //
+// Only training runs in FP8. Evaluation and text samples measure the bf16 weights, which are the
+// weights that are saved, so their passes run in bf16 and leave the histories alone.
+//
 // Weights are quantized in the first forward pass of a step. If they are sharded (ZeRO-3), every
 // pass gathers and quantizes them again, so that quantized weights of only one layer are kept.
 #include <assert.h>
@@ -48,7 +51,7 @@ bool fp8_planned(const GPT *gpt, int l) {
     int number = gpt_layer_number(gpt, l);
     return number >= f->first && number < f->end;
 }
-bool fp8_layer(const GPT *gpt, const Pass *pass, int l) { return !pass->bf16 && fp8_planned(gpt, l); }
+bool fp8_layer(const GPT *gpt, const Pass *pass, int l) { return pass->training && fp8_planned(gpt, l); }
 
 bool fp8_gathers(const GPT *gpt, const Pass *pass, int l) {
     return fp8_layer(gpt, pass, l) && gpt->tp.sequence && gpt->fp8.recipe != FP8_BLOCKWISE;
@@ -163,14 +166,14 @@ static Fp8Matrix matrix_of(const GPT *gpt, Fp8Operand operand, Fp8Codes codes, c
 }
 
 // Quantizes x (N, C) into codes (N, C) and transposed (C, N), both optional.
-static void quantize(const GPT *gpt, const Pass *p, LayerLinear which, Fp8Operand operand, Fp8Scale *scale,
-                     Fp8Codes codes, Fp8Codes transposed, Fp8Quantize q) {
+static void quantize(const GPT *gpt, LayerLinear which, Fp8Operand operand, Fp8Scale *scale, Fp8Codes codes,
+                     Fp8Codes transposed, Fp8Quantize q) {
     q.type = gpt->fp8.type[operand];
     q.blocks = gpt->fp8.blocks[operand];
     q.scale = scale;
     q.codes = codes.codes, q.block_scales = codes.block_scales;
     q.transposed = transposed.codes, q.transposed_block_scales = transposed.block_scales;
-    q.accumulate = gpt->fp8.recipe == FP8_DELAYED && p->training;
+    q.accumulate = gpt->fp8.recipe == FP8_DELAYED;
     if (gpt->fp8.recipe == FP8_TENSORWISE) {
         if (!knows_absmax(gpt, which, operand)) op_fp8_absmax(gpt->stream, &q);
         op_fp8_scale(gpt->stream, scale, q.type, NULL, 0);
@@ -183,26 +186,26 @@ void fp8_quantize_input(const GPT *gpt, const Pass *p, int l, LayerLinear which,
     if (!fp8_layer(gpt, p, l)) return;
     Fp8Quantize q = {.N = a->N, .C = a->C, .x = x, .source = source};
     Fp8Codes none = {0}, saved = acts_of(gpt, p, l)->input[which];
-    quantize(gpt, p, which, FP8_INPUT, scale_of(gpt, p, l, which, FP8_INPUT), gpt->fp8.input,
+    quantize(gpt, which, FP8_INPUT, scale_of(gpt, p, l, which, FP8_INPUT), gpt->fp8.input,
              p->backward ? saved : none, q);
 }
 
 void fp8_quantize_gradient(const GPT *gpt, const Pass *p, int l, LayerLinear which, const Linear *a) {
     if (!fp8_layer(gpt, p, l)) return;
     Fp8Quantize q = {.N = a->N, .C = a->OC, .x = a->dy};
-    quantize(gpt, p, which, FP8_GRADIENT, scale_of(gpt, p, l, which, FP8_GRADIENT), gpt->fp8.gradient,
+    quantize(gpt, which, FP8_GRADIENT, scale_of(gpt, p, l, which, FP8_GRADIENT), gpt->fp8.gradient,
              gpt->fp8.gradient_t, q);
 }
 
 // Quantizes this rank's rows, which a norm has computed, into `codes` (R, C).
-static void quantize_rows(const GPT *gpt, const Pass *p, Fp8Operand operand, Fp8Scale *scale, uint8_t *codes,
+static void quantize_rows(const GPT *gpt, Fp8Operand operand, Fp8Scale *scale, uint8_t *codes,
                           Fp8Quantize q) {
     const Fp8 *f = &gpt->fp8;
     const Group *group = gpt->tp.group;
     q.type = f->type[operand];
     q.scale = scale;
     q.codes = codes;
-    q.accumulate = f->recipe == FP8_DELAYED && p->training;
+    q.accumulate = f->recipe == FP8_DELAYED;
     if (f->recipe == FP8_TENSORWISE) {
         copy_on_device(gpt->stream, f->maxima + group->rank, &scale->absmax, sizeof scale->absmax);
         tp_exchange(&gpt->tp, f->maxima, sizeof *f->maxima);
@@ -215,7 +218,7 @@ void fp8_gather_input(const GPT *gpt, const Pass *p, int l, LayerLinear which, c
                       const floatX *own) {
     uint8_t *codes = acts_of(gpt, p, l)->input[which].codes;
     Fp8Quantize q = {.N = gpt_own_rows(gpt, p).count, .C = a->C, .x = own};
-    quantize_rows(gpt, p, FP8_INPUT, scale_of(gpt, p, l, which, FP8_INPUT), codes, q);
+    quantize_rows(gpt, FP8_INPUT, scale_of(gpt, p, l, which, FP8_INPUT), codes, q);
     fp8_gather_saved_begin(gpt, p, l, which, a);
     tp_gather_wait(&gpt->tp);
 }
@@ -230,7 +233,7 @@ void fp8_gather_gradient(const GPT *gpt, const Pass *p, int l, LayerLinear which
     const Fp8 *f = &gpt->fp8;
     Rows rows = gpt_own_rows(gpt, p);
     Fp8Quantize q = {.N = rows.count, .C = a->OC, .x = own};
-    quantize_rows(gpt, p, FP8_GRADIENT, scale_of(gpt, p, l, which, FP8_GRADIENT),
+    quantize_rows(gpt, FP8_GRADIENT, scale_of(gpt, p, l, which, FP8_GRADIENT),
                   f->gradient.codes + rows.first * a->OC, q);
     tp_exchange(&gpt->tp, f->gradient.codes, (size_t)(rows.count * a->OC));
     op_fp8_transpose(gpt->stream, f->gradient_t.codes, f->gradient.codes, a->N, a->OC);
@@ -245,10 +248,9 @@ static Fp8Matrix weights_of(const GPT *gpt, const Pass *p, int l, LayerLinear wh
     Fp8Scale *scale = scale_of(gpt, p, l, which, FP8_WEIGHT);
     Fp8Quantize q = {.N = a->OC, .C = a->C, .x = a->w};
     if (f->weight_shared) {
-        quantize(gpt, p, which, FP8_WEIGHT, scale, backward ? none : w->w, backward ? w->transposed : none,
-                 q);
+        quantize(gpt, which, FP8_WEIGHT, scale, backward ? none : w->w, backward ? w->transposed : none, q);
     } else if (p->first && p->direction == FORWARD && !backward) {
-        quantize(gpt, p, which, FP8_WEIGHT, scale, w->w, p->backward ? w->transposed : none, q);
+        quantize(gpt, which, FP8_WEIGHT, scale, w->w, p->backward ? w->transposed : none, q);
     }
     return matrix_of(gpt, FP8_WEIGHT, backward ? w->transposed : w->w, scale);
 }

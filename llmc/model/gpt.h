@@ -204,8 +204,7 @@ typedef struct Pass {
     int slot, input, gradient;          // buffers of this pass (pipeline_schedule.h)
     int64_t first_sample;               // global index of the first sequence; seeds dropout
     bool has_doc_start, has_loss_mask;  // whether the batch has document starts and a loss mask
-    bool training;                      // dropout is on
-    bool bf16;                          // linears of FP8 layers run in bf16, for sampling
+    bool training;                      // dropout is on, and linears of FP8 layers run in FP8
     bool backward;                      // the LM head also computes its gradients
     bool first, last;    // first or last micro-batch of the step. If gradients accumulate over a step
                          // (zero_grads_accumulate), the first micro-batch overwrites the gradients
@@ -385,7 +384,7 @@ void gpt_end_backward(GPT *gpt);
 
 // Sets gpt->fp8 from the config.
 void fp8_describe(GPT *gpt, const Config *config);
-// Returns true if the linears of this rank's layer l run in FP8 in this pass.
+// Returns true if the linears of this rank's layer l run in FP8 in this pass: only in training.
 bool fp8_layer(const GPT *gpt, const Pass *pass, int l);
 // Returns true if layer l is an FP8 layer, for the memory plan.
 bool fp8_planned(const GPT *gpt, int l);

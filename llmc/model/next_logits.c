@@ -47,13 +47,13 @@ void gpt_next_logits(GPT *gpt, const int32_t *ids, int64_t n, floatX *logits) {
     assert(n >= 1);
     // With sequence parallelism, the number of rows must be a multiple of the tensor-parallel size.
     int used = (int)(n < gpt->T ? n : gpt->T), T = (int)round_up64(used, gpt->mesh->tp.size);
-    Pass pass = {.B = 1, .T = T, .bf16 = true};
+    Pass pass = {.B = 1, .T = T};
     if (T > gpt->T) pass.T = gpt->T, pass.B = gpt->B;
     forward_to_logits(gpt, &pass, ids + n - used, used, logits);
 }
 
 void gpt_continue(GPT *gpt, const int32_t *ids, int start, int n, floatX *logits) {
     assert(gpt->cache && n >= 1 && start >= 0 && start + n <= gpt->T);
-    Pass pass = {.B = 1, .T = n, .start = start, .first = true, .bf16 = true};
+    Pass pass = {.B = 1, .T = n, .start = start, .first = true};
     forward_to_logits(gpt, &pass, ids, n, logits);
 }

@@ -165,26 +165,38 @@ there_and_back() { # "RECIPE" FLAGS...
 }
 check "bf16, tensorwise, bf16" there_and_back tensorwise "${tensorwise[@]}"
 check "bf16, delayed, bf16" there_and_back delayed "${delayed[@]}"
-# Text samples are made in bf16, so a bf16 run prints the same from the saved weights. Evaluation
-# runs in FP8, so it doesn't.
-samples_are_bf16() {
-    local asks=(--sample-prompt "the quick " --sample-tokens 8 --sample-temperature 0) seen=() name
-    rm -rf "$work/said"
-    logged fp8 1 "${one[@]}" "${tensorwise[@]}" "${asks[@]}" --save "$work/said" --save-interval 30 \
-        --eval-interval 30 && sed -n '/^sample at/,$p' "$work/out" >"$work/sample.fp8" || return 1
-    for name in fp8 none; do
-        logged "loaded.$name" 1 "${one[@]}" --load "$work/said" --skip-train "${asks[@]}" \
-            "${tensorwise[@]/hybrid/${name/fp8/hybrid}}" || return 1
-        sed -n '/^sample at/,$p' "$work/out" >"$work/sample.$name"
-        cmp -s "$work/sample.fp8" "$work/sample.$name" && [ -s "$work/sample.fp8" ] ||
-            { why="$name prints another text"; return 1; }
-        seen+=("$(field "loaded.$name" loss valid | head -n 1 | cut -d ' ' -f 2)")
-    done
-    [ -n "${seen[0]}" ] && [ "${seen[0]}" != "${seen[1]}" ] &&
-        [ "$(field fp8 loss valid | head -n 1 | cut -d ' ' -f 2)" = "${seen[0]}" ] ||
-        { why="validation losses $(field fp8 loss valid | head -n 1), loaded in FP8 and bf16: ${seen[*]}"; return 1; }
+# Only training runs in FP8: evaluations, scores of tasks and text samples are those of a bf16 run
+# that loads the saved weights.
+echo '{"task":"last","context":"the quick brown","continuation":" fox"}' >"$work/tasks.jsonl"
+results() { # NAME: scores, test loss and first validation loss, and the text
+    grep -E '"kind":"task"|"split":"test"' "$work/$1.jsonl" | sed 's/"consumed_samples":[0-9]*,//' | sort -u
+    grep -m 1 '"split":"valid"' "$work/$1.jsonl" | sed 's/.*"loss"/"valid loss"/'
+    sed -n '/^sample at/,$p' "$work/out"
 }
-check "evaluation in FP8, text samples in bf16" samples_are_bf16
+evaluates_in_bf16() { # NP FLAGS...
+    local asks=(--sample-prompt "the quick " --sample-tokens 8 --sample-temperature 0 --eval-interval 4
+        --eval-tasks "$work/tasks.jsonl" --global-batch-size 4 --train-iters 4)
+    rm -rf "$work/said"
+    logged fp8 "$1" "${asks[@]}" --save "$work/said" --save-interval 4 "${@:2}" && runs_in_fp8 "$recipe" &&
+        results fp8 >"$work/in_training" &&
+        logged none "$1" "${asks[@]}" --load "$work/said" --skip-train "${@:2}" --fp8-format none &&
+        results none >"$work/in_bf16" || return 1
+    [ "$(grep -cE '"(task|test|valid loss)":?|^sample at' "$work/in_bf16")" = 4 ] ||
+        { why="not all results: $(cat "$work/in_bf16")"; return 1; }
+    cmp -s "$work/in_training" "$work/in_bf16" ||
+        { why="in bf16: $(diff "$work/in_training" "$work/in_bf16" | head -n 4)"; return 1; }
+}
+recipe="hybrid, tensorwise"
+check "evaluates in bf16: tensorwise" evaluates_in_bf16 1 "${tensorwise[@]}"
+check "evaluates in bf16: Llama, tensor and sequence parallel" evaluates_in_bf16 2 "${tensorwise[@]}" \
+    "${llama[@]}" --tensor-model-parallel-size 2 --sequence-parallel
+check "evaluates in bf16: two stages, full recomputation" evaluates_in_bf16 2 "${tensorwise[@]}" \
+    --pipeline-model-parallel-size 2 --recompute-granularity full
+recipe="hybrid, delayed"
+check "evaluates in bf16: delayed, ZeRO-3" evaluates_in_bf16 2 "${delayed[@]}" \
+    --data-parallel-sharding-strategy optim_grads_params
+recipe="e4m3, blockwise"
+check "evaluates in bf16: blockwise" evaluates_in_bf16 1 "${blockwise[@]}"
 
 # --- bad input -----------------------------------------------------------------------------------
 check "a recipe without a format is refused" refused 2 "--fp8-recipe needs --fp8-format" 2 \
