@@ -188,7 +188,8 @@ HD_FN int64_t update_tail_squares(const UpdateShard *a) {
 // the watchdog of `site`, which may be NULL.
 void update_shard_host(const UpdateShard *a, int threads, const Site *site);
 // The same for elements [lo, hi) of the shard, the matrices first. lo must be the first element of
-// a group. master, exp_avg and exp_avg_sq hold these elements only.
+// a group. master, exp_avg and exp_avg_sq hold these elements only; if matrix_grads is NULL,
+// exp_avg_sq holds only elements of the tail.
 void update_range_host(const UpdateShard *a, int64_t lo, int64_t hi, int threads, const Site *site);
 
 // Applies the gathered messages to all model weights, including this rank's shard:

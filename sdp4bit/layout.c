@@ -383,6 +383,16 @@ void layout_unshard(BucketLayout *whole, const BucketLayout *layout) {
     }
 }
 
+int64_t layout_squares_start(const BucketLayout *layout, int b) {
+    assert(b >= 0 && b <= layout->buckets);
+    int64_t start = 0;
+    for (int i = 0; i < b; i++) {
+        const Bucket *bucket = &layout->bucket[i];
+        start += round_up64(bucket->whole ? bucket->tail_per_rank : bucket_shard(bucket), 64);
+    }
+    return start;
+}
+
 int64_t layout_counted(const Bucket *bucket, bool matrix, int64_t rank) {
     assert(rank >= 0);
     int64_t piece = matrix ? bucket->matrix_per_rank : bucket->tail_per_rank;

@@ -110,6 +110,10 @@ int64_t layout_alignment(int group_a, int group_b, int group_c);
 // come first in the shard.
 int64_t layout_counted(const Bucket *bucket, bool matrix, int64_t rank);
 
+// Returns the index of a bucket's first second moment in a rank's optimizer state. Buckets of whole
+// matrices have second moments of their tails only.
+int64_t layout_squares_start(const BucketLayout *layout, int b);
+
 // --- payload formats ----------------------------------------------------------------------------
 
 // Gradients: level 1 reduces within a node, level 2 between nodes. If N = 1 or D = 1, only one

@@ -1,6 +1,7 @@
 // The elementwise part of Muon: momentum, normalization and update of one matrix, part of the exact
 // regime. The Newton-Schulz iteration between them (llmc/ops.h) is not. Called by
-// llmc/state/muon.c; muon_cpu.c and kernels_cuda_muon.cu implement the kernels.
+// llmc/state/muon.c; muon_cpu.c and kernels_cuda_muon.cu implement the kernels, and muon_host.c
+// what runs on host cores if the optimizer state is not on the device.
 //
 //   M = mu M + (1 - mu) g                  g = grad * clip; the moving average of Megatron-LM
 //   U = M, or (1 - mu) g + mu M            with Nesterov momentum
@@ -37,6 +38,12 @@ void kernel_muon_normalize(Stream *s, const MuonPart *a, const float *sum, float
 // Updates the part's master weights by O (rows, columns). Refuses elements that reach MASTER_LIMIT.
 // No-op if the step is skipped.
 void kernel_muon_apply(Stream *s, const MuonPart *a, const floatX *o);
+
+// kernel_muon_momentum and kernel_muon_apply on `threads` host threads, with host pointers and
+// bitwise identical results. direction: receives U of the whole tensor (elements), or NULL. They
+// report progress to the watchdog of `site`, which may be NULL.
+void muon_momentum_host(const MuonPart *a, int64_t elements, float *direction, int threads, const Site *site);
+void muon_apply_host(const MuonPart *a, const floatX *o, int threads, const Site *site);
 
 // Returns the index in the tensor of element i of the part.
 HD_FN int64_t muon_index(const MuonPart *a, int64_t i) {

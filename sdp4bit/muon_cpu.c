@@ -1,25 +1,12 @@
 // Muon's kernels on CPUs: see muon.h.
 #include "sdp4bit/muon.h"
 
-#include <assert.h>
-
 #include "llmc/ranks/heartbeat.h"
 
-static void mark_refused(const MuonPart *a, bool refused) {
-    if (refused && !*a->fault) *a->fault = a->code;
-}
+static const Site *site_of(const Stream *s) { return s ? stream_site(s) : NULL; }
 
 void kernel_muon_momentum(Stream *s, const MuonPart *a, int64_t elements) {
-    assert(elements >= 1);
-    float clip = a->control->clip_coefficient;
-    bool refused = false;
-    if (!a->control->applied) return;
-    for (int64_t i = 0; i < elements; i++) {
-        float next = muon_momentum(a, clip, a->momentum[i], a->grads[i]);
-        if (muon_finite(next)) a->momentum[i] = next;
-        else refused = true;
-    }
-    mark_refused(a, refused);
+    muon_momentum_host(a, elements, NULL, 1, site_of(s));
 }
 
 static float direction(const MuonPart *a, int64_t i) {
@@ -47,11 +34,5 @@ void kernel_muon_normalize(Stream *s, const MuonPart *a, const float *sum, float
 }
 
 void kernel_muon_apply(Stream *s, const MuonPart *a, const floatX *o) {
-    bool refused = false;
-    if (!a->control->applied) return;
-    for (int64_t i = 0; i < a->rows * a->columns; i++) {
-        float *p = &a->master[muon_index(a, i)];
-        refused |= !muon_element(a, a->control->learning_rate, p, floatX_to_float(o[i]));
-    }
-    mark_refused(a, refused);
+    muon_apply_host(a, o, 1, site_of(s));
 }

@@ -110,7 +110,8 @@ static void update_on_host(const QwdStep *step, int b, UpdateShard *u, const Mes
     write_to(u, m, host->message[slot]);
     HostUpdate update = {*u, host, b, stream_site(host->stream)};
     stream_wait(host->stream, host->sent[slot]);
-    stream_host_call(host->stream, run_update, &update, sizeof update);
+    if (host->queue && u->bucket.whole) host->queue(host->queue_context, b, u);
+    else stream_host_call(host->stream, run_update, &update, sizeof update);
     event_record(host->made[slot], host->stream);
     stream_wait(lanes->last, host->made[slot]);
     lane_wait(lanes, LANE_APPLIED, slot, lanes->last);

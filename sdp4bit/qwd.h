@@ -45,12 +45,18 @@ typedef struct QwdLossless {
 // exp_avg_sq of `shard` and calls update_range_host.
 typedef void (*HostUpdater)(void *store, int b, const UpdateShard *shard, int threads, const Site *site);
 
-// AdamW on the host: its stream, threads and pinned memory (device.h).
+// Queues the update of bucket b on QwdHost.stream, if it is more than one host call. `shard` has
+// host pointers.
+typedef void (*HostQueue)(void *context, int b, const UpdateShard *shard);
+
+// The optimizer on the host: its stream, threads and pinned memory (device.h).
 typedef struct QwdHost {
     Stream *stream;  // runs all host work, in the order of the buckets
     int threads;
     HostUpdater update;            // NULL: update_shard_host
     void *store;                   // argument of `update`
+    HostQueue queue;               // of buckets of whole matrices; NULL: one call of `update`
+    void *queue_context;           // argument of `queue`
     const Segment *segments;       // layout->segments
     StepStatus *control;           // (1) copy of the step status, valid on `stream`
     uint64_t *fault;               // (1) set by refused updates; lanes->last reads it after each update

@@ -91,15 +91,14 @@ void update_range_host(const UpdateShard *a, int64_t lo, int64_t hi, int threads
     int group = piece_size(a->codec, a->group);
     assert(threads >= 1 && lo >= 0 && lo <= hi && hi <= matrices + a->bucket.tail_per_rank);
     assert(lo >= matrices || lo % group == 0);
-    assert(a->matrix_grads || lo == 0);
     Update update = {a, lo, site};
     parallel_ranges(threads, lo, hi < matrices ? hi : matrices, round_up64(PIECE, group), update_matrices,
                     &update);
     // Tails are short: biases and norms.
     int64_t at = lo > matrices ? lo : matrices, in_tail = at - matrices;
+    int64_t squares = a->matrix_grads || lo > matrices ? lo : matrices;  // at exp_avg_sq[0]
     if (hi <= at) return;
-    adamw(a, adam_scalars(a, 0.0f), at - lo, update_tail_squares(a) + in_tail - lo, a->tail_grads + in_tail,
-          hi - at);
+    adamw(a, adam_scalars(a, 0.0f), at - lo, at - squares, a->tail_grads + in_tail, hi - at);
     if (a->control->applied)
         store_values(a->tail + in_tail * (int64_t)sizeof(floatX), FLOATX_CODEC, a->master + (at - lo),
                      hi - at);

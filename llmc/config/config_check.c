@@ -465,12 +465,6 @@ static bool check_optimizer(const Parsed *p) {
             NOTE("--%s has no effect without --optimizer muon", table[i].name);
     }
     const Rule rules[] = {
-        {muon && c->optimizer_cpu_offload,
-         "--optimizer muon does not support --optimizer-cpu-offload, because the CPU would orthogonalize the "
-         "matrices; drop it, or use --optimizer adam"},
-        {muon && c->optimizer_disk_offload,
-         "--optimizer muon does not support --optimizer-disk-offload, because the CPU would orthogonalize "
-         "the matrices; drop it, or use --optimizer adam"},
         {muon && c->tensor_model_parallel_size > 1 && c->muon_tp_mode != MUON_BLOCKWISE,
          "--muon-tp-mode duplicated does not support --tensor-model-parallel-size above 1 yet; add "
          "--muon-tp-mode blockwise, which orthogonalizes each rank's part of a matrix, or use pipeline "

@@ -52,9 +52,8 @@ static bool full_fits(const Config *config, size_t planned, size_t share, ModelP
 static bool no_setting_fits(char *text, size_t bytes, const Config *config, double missing) {
     bool shared = config->sharding == SHARD_PARAMETERS || config->dp_size == 1;
     const char *share = shared ? "" : "--data-parallel-sharding-strategy optim_grads_params, ";
-    bool unavailable = config->optimizer_cpu_offload || config->optimizer_disk_offload ||
-                       config->optimizer == OPTIMIZER_MUON;
-    const char *offload = unavailable ? "" : "--optimizer-cpu-offload, ";
+    bool offloads = config->optimizer_cpu_offload || config->optimizer_disk_offload;
+    const char *offload = offloads ? "" : "--optimizer-cpu-offload, ";
     snprintf(text, bytes,
              "no setting fits: --micro-batch-size 1 with --recompute-granularity full needs %.1f MiB more; "
              "try %s%s--tensor-model-parallel-size, --pipeline-model-parallel-size, more GPUs, or a smaller "

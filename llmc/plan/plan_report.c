@@ -355,7 +355,6 @@ static void print_strategy(const Config *c, const Mesh *mesh, double share, FILE
         Config other = *c;
         bool offload = c->optimizer_cpu_offload || c->optimizer_disk_offload;
         if (more[i].sharding < c->sharding || more[i].offload < offload) continue;
-        if (more[i].offload && c->optimizer == OPTIMIZER_MUON) continue;
         other.sharding = more[i].sharding;
         other.optimizer_cpu_offload = more[i].offload;
         other.optimizer_disk_offload = NULL;  // needs the same memory of the device

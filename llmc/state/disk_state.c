@@ -9,31 +9,56 @@
 enum { BOUNCE_TICKET = DISK_SLOTS, FLOATS_ALIGN = SCRATCH_ALIGN / (int)sizeof(float) };
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // --- chunks --------------------------------------------------------------------------------------
 
-static int64_t bucket_state(const BucketLayout *layout, int b) {
-    return layout->bucket[b].matrix_per_rank + layout->bucket[b].tail_per_rank;
+static int64_t chunk_bytes(const DiskChunk *chunk) { return chunk->parts * chunk->padded; }
+
+// Appends a chunk of elements [first, end) of bucket b.
+static void add_chunk(DiskState *d, int b, int64_t first, int64_t end, int parts, int tensor) {
+    DiskChunk chunk = {b, parts, tensor, first, end - first, d->file_bytes, 0};
+    chunk.padded = round_up64(chunk.count, FLOATS_ALIGN) * (int64_t)sizeof(float);
+    d->chunk = grow_array(d->chunk, d->chunks, sizeof *d->chunk, "the chunks of the state");
+    d->chunk[d->chunks++] = chunk;
+    d->file_bytes += chunk_bytes(&chunk);
+    d->bounce_bytes = larger(d->bounce_bytes, chunk.padded);
+    d->slot_bytes = larger(d->slot_bytes, chunk_bytes(&chunk));
 }
 
-void disk_plan(DiskState *d, const BucketLayout *layout, int group, int64_t chunk_elements) {
-    assert(d && layout && group > 0 && chunk_elements > 0);
+static void cut(DiskState *d, int b, int64_t first, int64_t end, int parts) {
+    for (; first < end; first += d->chunk_elements)
+        add_chunk(d, b, first, smaller(first + d->chunk_elements, end), parts, -1);
+}
+
+// Cuts the matrices of a shard, with the padding between and after them.
+static void cut_matrices(DiskState *d, int b, int shard, int group) {
+    const Bucket *bucket = &d->layout->bucket[b];
+    int64_t at = 0;
+    for (int i = 0; i < bucket->segments; i++) {
+        const Segment *segment = &d->layout->segments[bucket->first_segment + i];
+        int64_t start = segment->start - shard * bucket->matrix_per_rank;
+        if (start < 0 || start >= bucket->matrix_per_rank) continue;
+        cut(d, b, at, start, STATE_EXP_AVG_SQ);
+        at = round_up64(start + segment->numel, group);
+        add_chunk(d, b, start, at, STATE_EXP_AVG_SQ, (int)segment->tensor);
+    }
+    cut(d, b, at, bucket->matrix_per_rank, STATE_EXP_AVG_SQ);
+}
+
+void disk_plan(DiskState *d, const BucketLayout *layout, int shard, int group, int64_t chunk_elements) {
+    assert(d && layout && shard >= 0 && group > 0 && chunk_elements > 0);
     d->layout = layout;
     d->chunk_elements = round_up64(chunk_elements, lcm64(group, FLOATS_ALIGN));
     d->bucket_chunk = xcalloc((size_t)layout->buckets + 1, sizeof(int64_t), "the chunks of the state");
+    d->squares = xcalloc((size_t)layout->buckets, sizeof(int64_t), "the chunks of the state");
     for (int b = 0; b < layout->buckets; b++) {
-        int64_t all = bucket_state(layout, b);
-        for (int64_t first = 0; first < all; first += d->chunk_elements) {
-            DiskChunk chunk = {b, first, smaller(d->chunk_elements, all - first), d->file_bytes, 0};
-            chunk.padded = round_up64(chunk.count, FLOATS_ALIGN) * (int64_t)sizeof(float);
-            d->chunk = grow_array(d->chunk, d->chunks, sizeof *d->chunk, "the chunks of the state");
-            d->chunk[d->chunks++] = chunk;
-            d->file_bytes += STATE_PARTS * chunk.padded;
-            if (chunk.padded > d->bounce_bytes) d->bounce_bytes = chunk.padded;
-        }
+        const Bucket *bucket = &layout->bucket[b];
+        if (bucket->whole) cut_matrices(d, b, shard, group);
+        cut(d, b, bucket->whole ? bucket->matrix_per_rank : 0, bucket_shard(bucket), STATE_PARTS);
         d->bucket_chunk[b + 1] = d->chunks;
+        d->squares[b] = layout_squares_start(layout, b);
     }
-    d->slot_bytes = STATE_PARTS * d->bounce_bytes;
 }
 
 // One unit more than the buffers, to align them.
@@ -68,6 +93,7 @@ void disk_free(DiskState *d) {
     free(d->file);
     free(d->chunk);
     free(d->bucket_chunk);
+    free(d->squares);
     *d = (DiskState){0};
 }
 
@@ -88,46 +114,64 @@ static void read_ahead(DiskState *d) {
         if (d->chunks < DISK_SLOTS && d->read >= d->chunks)
             scratch_wait(d->file, slot_of(d->read - d->chunks));
         scratch_wait(d->file, slot_of(d->read));
-        scratch_read(d->file, slot_memory(d, d->read), STATE_PARTS * chunk->padded, chunk->offset,
-                     slot_of(d->read));
+        scratch_read(d->file, slot_memory(d, d->read), chunk_bytes(chunk), chunk->offset, slot_of(d->read));
         d->read++;
     }
 }
 
-static void update_chunk(DiskState *d, const UpdateShard *shard, int threads, const Site *site) {
+static UpdateShard open_chunk(DiskState *d, const UpdateShard *shard) {
     UpdateShard own = *shard;
     const DiskChunk *chunk = chunk_of(d, d->updated);
-    int slot = slot_of(d->updated);
     uint8_t *memory = slot_memory(d, d->updated);
     read_ahead(d);
-    scratch_wait(d->file, slot);
+    scratch_wait(d->file, slot_of(d->updated));
     own.master = (float *)(void *)memory;
     own.exp_avg = (float *)(void *)(memory + chunk->padded);
-    own.exp_avg_sq = (float *)(void *)(memory + 2 * chunk->padded);
+    own.exp_avg_sq = chunk->parts == STATE_PARTS ? (float *)(void *)(memory + 2 * chunk->padded) : NULL;
+    return own;
+}
+
+UpdateShard disk_open_chunk(DiskState *d, const UpdateShard *shard) {
+    pthread_mutex_lock(&d->mutex);
+    UpdateShard own = open_chunk(d, shard);
+    pthread_mutex_unlock(&d->mutex);
+    return own;
+}
+
+void disk_update_chunk(DiskState *d, const UpdateShard *shard, int threads, const Site *site) {
+    const DiskChunk *chunk = chunk_of(d, d->updated);
+    pthread_mutex_lock(&d->mutex);
+    UpdateShard own = open_chunk(d, shard);
+    assert(own.exp_avg_sq || !own.matrix_grads);
     update_range_host(&own, chunk->first, chunk->first + chunk->count, threads, site);
     // A skipped step changes nothing.
     if (shard->control->applied)
-        scratch_write(d->file, memory, STATE_PARTS * chunk->padded, chunk->offset, slot);
+        scratch_write(d->file, slot_memory(d, d->updated), chunk_bytes(chunk), chunk->offset,
+                      slot_of(d->updated));
     d->updated++;
+    pthread_mutex_unlock(&d->mutex);
 }
 
 void disk_update(void *store, int b, const UpdateShard *shard, int threads, const Site *site) {
     DiskState *d = (DiskState *)store;
     assert(b >= 0 && b < d->layout->buckets && d->file);
-    pthread_mutex_lock(&d->mutex);
     int64_t count = d->bucket_chunk[b + 1] - d->bucket_chunk[b];
     assert(count == 0 || d->updated % d->chunks == d->bucket_chunk[b]);
-    for (int64_t i = 0; i < count; i++) update_chunk(d, shard, threads, site);
-    pthread_mutex_unlock(&d->mutex);
+    for (int64_t i = 0; i < count; i++) disk_update_chunk(d, shard, threads, site);
 }
 
 // --- copies --------------------------------------------------------------------------------------
 
-static int bucket_at(const BucketLayout *layout, int64_t at) {
-    int lo = 0, hi = layout->buckets - 1;
+// Returns the index of the first element of bucket b in a part of the state.
+static int64_t part_start(const DiskState *d, StatePart part, int b) {
+    return part == STATE_EXP_AVG_SQ ? d->squares[b] : d->layout->bucket[b].state_start;
+}
+
+static int bucket_at(const DiskState *d, StatePart part, int64_t at) {
+    int lo = 0, hi = d->layout->buckets - 1;
     while (lo < hi) {
         int middle = (lo + hi + 1) / 2;
-        if (layout->bucket[middle].state_start <= at) lo = middle;
+        if (part_start(d, part, middle) <= at) lo = middle;
         else hi = middle - 1;
     }
     return lo;
@@ -139,13 +183,16 @@ typedef struct Span {
     int64_t offset, aligned;  // position and length of the aligned range
 } Span;
 
-// Returns the range from element `at` on, at most n elements long. Only the last chunk of a bucket
-// is shorter than the others.
+// Returns the range from element `at` on, at most n elements long.
 static Span span_at(const DiskState *d, StatePart part, int64_t at, int64_t n) {
-    int b = bucket_at(d->layout, at);
-    int64_t element = at - d->layout->bucket[b].state_start;
-    assert(element >= 0 && element < bucket_state(d->layout, b));
-    const DiskChunk *chunk = &d->chunk[d->bucket_chunk[b] + element / d->chunk_elements];
+    int b = bucket_at(d, part, at);
+    const Bucket *bucket = &d->layout->bucket[b];
+    int64_t element = at - part_start(d, part, b);
+    if (bucket->whole && part == STATE_EXP_AVG_SQ) element += bucket->matrix_per_rank;
+    assert(element >= 0 && element < bucket_shard(bucket));
+    const DiskChunk *chunk = &d->chunk[d->bucket_chunk[b]];
+    while (element >= chunk->first + chunk->count) chunk++;
+    assert((int)part < chunk->parts);
     int64_t first = (element - chunk->first) * (int64_t)sizeof(float);
     int64_t start = first / SCRATCH_ALIGN * SCRATCH_ALIGN;
     Span span = {.bytes = smaller(n, chunk->first + chunk->count - element) * (int64_t)sizeof(float),

@@ -87,31 +87,52 @@ double muon_scale(MuonScale mode, int64_t rows, int64_t columns) {
 
 // --- buffers -------------------------------------------------------------------------------------
 
-void muon_reserve(const Base *base, Muon *muon, MemoryPlan *memory_plan) {
-    size_t most = 0, workspace = 0;
+// Elements of the largest matrix and of the largest part of one, and bytes of op_newton_schulz.
+typedef struct Sizes {
+    size_t matrix, part, workspace;
+} Sizes;
+
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+static Sizes sizes_of(const Base *base) {
+    Sizes sizes = {0};
     for (int i = 0; i < base->layout.tensors; i++) {
         const MuonShape *shape = &base->tensors[i].muon;
-        for (int part = 0; shape->columns > 0 && part < MUON_PARTS; part++) {
+        if (shape->columns == 0) continue;
+        sizes.matrix = larger(sizes.matrix, (size_t)tensor_elements(&base->tensors[i]));
+        for (int part = 0; part < MUON_PARTS; part++) {
             int64_t rows = shape->groups * shape->part[part];
             if (rows == 0) continue;
-            size_t bytes = op_newton_schulz_bytes(rows, shape->columns);
-            if (bytes > workspace) workspace = bytes;
-            if ((size_t)(rows * shape->columns) > most) most = (size_t)(rows * shape->columns);
+            sizes.part = larger(sizes.part, (size_t)(rows * shape->columns));
+            sizes.workspace = larger(sizes.workspace, op_newton_schulz_bytes(rows, shape->columns));
         }
     }
-    if (most == 0) return;
-    muon->steps = base->config->muon_num_ns_steps;
-    muon_coefficients(base->config->muon_coefficient_type, muon->step, muon->steps);
-    const char *group = "Newton-Schulz";
-    memory_plan_reserve(memory_plan, group, "normalized momentum", most * sizeof(floatX), (void **)&muon->x);
-    memory_plan_reserve(memory_plan, group, "sums of squares",
-                        (size_t)ceil_div64((int64_t)most, HADAMARD_ORDER) * sizeof(float),
-                        (void **)&muon->partials);
-    memory_plan_reserve(memory_plan, group, "norm", sizeof(float), (void **)&muon->sum);
-    memory_plan_reserve(memory_plan, group, "products", workspace, &muon->workspace);
+    return sizes;
 }
 
-// --- the update ----------------------------------------------------------------------------------
+void muon_reserve(const Base *base, Muon *muon, bool on_host, MemoryPlan *memory_plan) {
+    Sizes sizes = sizes_of(base);
+    const char *group = "Newton-Schulz", *host = "host memory";
+    if (sizes.matrix == 0) return;
+    muon->steps = base->config->muon_num_ns_steps;
+    muon_coefficients(base->config->muon_coefficient_type, muon->step, muon->steps);
+    memory_plan_reserve(memory_plan, group, "normalized momentum", sizes.part * sizeof(floatX),
+                        (void **)&muon->x);
+    memory_plan_reserve(memory_plan, group, "sums of squares",
+                        (size_t)ceil_div64((int64_t)sizes.part, HADAMARD_ORDER) * sizeof(float),
+                        (void **)&muon->partials);
+    memory_plan_reserve(memory_plan, group, "norm", sizeof(float), (void **)&muon->sum);
+    memory_plan_reserve(memory_plan, group, "products", sizes.workspace, &muon->workspace);
+    if (!on_host) return;
+    memory_plan_reserve(memory_plan, group, "uploaded momentum", sizes.matrix * sizeof(float),
+                        (void **)&muon->uploaded);
+    memory_plan_reserve_host(memory_plan, host, "momentum of a matrix", sizes.matrix * sizeof(float),
+                             (void **)&muon->direction);
+    memory_plan_reserve_host(memory_plan, host, "orthogonalized momentum", sizes.part * sizeof(floatX),
+                             (void **)&muon->orthogonal);
+}
+
+// --- one matrix ----------------------------------------------------------------------------------
 
 // Returns the scale of the whole matrix, of which tensor-parallel ranks may have parts.
 static float scale_of(const Config *c, const MuonShape *shape, int64_t rows) {
@@ -120,51 +141,165 @@ static float scale_of(const Config *c, const MuonShape *shape, int64_t rows) {
     return (float)(c->muon_extra_scale_factor * muon_scale(c->muon_scale_mode, out, in));
 }
 
-static void update_part(const Base *base, const Muon *muon, MuonPart *a) {
-    Stream *stream = base->lanes->last;
-    int64_t n = a->rows * a->columns;
-    kernel_muon_squares(stream, a, muon->partials);
-    kernel_tree_sum(stream, muon->sum, muon->partials, ceil_div64(n, HADAMARD_ORDER));
-    kernel_muon_normalize(stream, a, muon->sum, muon->x);
-    NewtonSchulz iteration = {a->rows, a->columns, muon->step, muon->steps, muon->x, muon->workspace};
-    kernel_muon_apply(stream, a, op_newton_schulz(stream, &iteration));
+// Returns part `part` of a matrix without the pointers to its state. rows is 0 if there is none.
+static MuonPart part_of(const Base *base, const MuonShape *shape, int part, double weight_decay) {
+    float mu = (float)base->config->muon_momentum;
+    MuonPart a = {.control = base->control,
+                  .mu = mu,
+                  .one_minus_mu = f32_sub(1.0f, mu),
+                  .nesterov = base->config->muon_nesterov,
+                  .weight_decay = (float)weight_decay,
+                  .columns = shape->columns,
+                  .part_rows = shape->part[part],
+                  .rows = shape->groups * shape->part[part]};
+    for (int i = 0; i < MUON_PARTS; i++) {
+        if (i < part) a.first_row += shape->part[i];
+        a.group_rows += shape->part[i];
+    }
+    if (a.rows > 0) a.scale = scale_of(base->config, shape, a.rows);
+    return a;
 }
 
-static void update_matrix(const Base *base, const Muon *muon, MuonPart *a, const Tensor *tensor) {
-    const MuonShape *shape = &tensor->muon;
-    kernel_muon_momentum(base->lanes->last, a, tensor_elements(tensor));
-    a->columns = shape->columns;
-    for (int part = 0; part < MUON_PARTS; part++) a->group_rows += shape->part[part];
-    for (int part = 0; part < MUON_PARTS; part++) {
-        a->part_rows = shape->part[part];
-        a->rows = shape->groups * a->part_rows;
-        a->scale = scale_of(base->config, shape, a->rows > 0 ? a->rows : 1);
-        if (a->rows > 0) update_part(base, muon, a);
-        a->first_row += a->part_rows;
-    }
+// Returns the orthogonalized momentum of a part (rows, columns).
+static const floatX *orthogonalize(const Muon *muon, Stream *stream, const MuonPart *a) {
+    kernel_muon_squares(stream, a, muon->partials);
+    kernel_tree_sum(stream, muon->sum, muon->partials, ceil_div64(a->rows * a->columns, HADAMARD_ORDER));
+    kernel_muon_normalize(stream, a, muon->sum, muon->x);
+    NewtonSchulz iteration = {a->rows, a->columns, muon->step, muon->steps, muon->x, muon->workspace};
+    return op_newton_schulz(stream, &iteration);
 }
+
+// Sets *at to the position in this rank's shard of matrix i of bucket b. Returns its tensor, or
+// NULL if the shard does not have it.
+static const Tensor *matrix_of(const Base *base, int b, int i, int64_t *at) {
+    Range range;
+    if (!base_cut_segment(base->state, b, i, base_state_shard(base), &range, at)) return NULL;
+    const Tensor *tensor = &base->tensors[range.tensor];
+    assert(range.lo == 0 && range.hi == tensor_elements(tensor) && tensor->muon.columns);
+    return tensor;
+}
+
+// --- updates on the device -----------------------------------------------------------------------
 
 void muon_update(const Base *base, const Muon *muon, int b, BucketState *state, double weight_decay) {
     assert(b >= 0 && b < base->layout.buckets);
-    if (!base->layout.bucket[b].whole) return;
-    float mu = (float)base->config->muon_momentum;
-    for (int i = 0; i < base->held_count; i++) {
-        const Range *range = &base->ranges[i];
-        const Tensor *tensor = &base->tensors[range->tensor];
-        if (range->bucket != b || !tensor->muon.columns) continue;
-        assert(range->lo == 0 && range->hi == tensor_elements(tensor));
-        int64_t at = range->state_at - base_state_start(base, b);
-        MuonPart a = {.control = base->control,
-                      .grads = state->grads.matrix + at,
-                      .momentum = state->exp_avg + at,
-                      .master = state->master + at,
-                      .mu = mu,
-                      .one_minus_mu = f32_sub(1.0f, mu),
-                      .nesterov = base->config->muon_nesterov,
-                      .weight_decay = (float)weight_decay,
-                      .fault = base->checks->fault,
-                      .code = fault_code(FAULT_OF_UPDATE, (uint64_t)b)};
-        update_matrix(base, muon, &a, tensor);
+    Stream *stream = base->lanes->last;
+    int64_t at;
+    if (!base->state->bucket[b].whole) return;
+    for (int i = 0; i < base->state->bucket[b].segments; i++) {
+        const Tensor *tensor = matrix_of(base, b, i, &at);
+        for (int part = 0; tensor && part < MUON_PARTS; part++) {
+            MuonPart a = part_of(base, &tensor->muon, part, weight_decay);
+            a.grads = state->grads.matrix + at;
+            a.momentum = state->exp_avg + at;
+            a.master = state->master + at;
+            a.fault = base->checks->fault;
+            a.code = fault_code(FAULT_OF_UPDATE, (uint64_t)b);
+            if (part == 0) kernel_muon_momentum(stream, &a, tensor_elements(tensor));
+            if (a.rows > 0) kernel_muon_apply(stream, &a, orthogonalize(muon, stream, &a));
+        }
     }
     state->grads.matrix = NULL;
+}
+
+// --- updates on the host -------------------------------------------------------------------------
+
+// Context of the host calls for a matrix.
+typedef struct HostMatrix {
+    const Muon *muon;
+    UpdateShard shard;
+    MuonPart part;
+    int64_t at, elements;  // position of the matrix in the shard, and its size
+} HostMatrix;
+
+// Returns the part with pointers to its state, which may be the chunk of the disk that is updated
+// next.
+static MuonPart part_in_memory(const HostMatrix *h) {
+    DiskState *disk = h->muon->disk;
+    UpdateShard shard = disk ? disk_open_chunk(disk, &h->shard) : h->shard;
+    MuonPart a = h->part;
+    a.control = shard.control;
+    a.grads = shard.matrix_grads + h->at;
+    a.momentum = shard.exp_avg + (disk ? 0 : h->at);
+    a.master = shard.master + (disk ? 0 : h->at);
+    a.fault = shard.fault;
+    a.code = shard.code;
+    return a;
+}
+
+static void run_momentum(void *context) {
+    const HostMatrix *h = (const HostMatrix *)context;
+    const QwdHost *host = h->muon->host;
+    MuonPart a = part_in_memory(h);
+    muon_momentum_host(&a, h->elements, h->muon->direction, host->threads, stream_site(host->stream));
+}
+
+static void run_apply(void *context) {
+    const HostMatrix *h = (const HostMatrix *)context;
+    const QwdHost *host = h->muon->host;
+    MuonPart a = part_in_memory(h);
+    muon_apply_host(&a, h->muon->orthogonal, host->threads, stream_site(host->stream));
+}
+
+// Codes the weights of the next chunk, or of the whole shard, and updates its tail.
+static void run_codes(void *context) {
+    const HostMatrix *h = (const HostMatrix *)context;
+    const QwdHost *host = h->muon->host;
+    UpdateShard shard = h->shard;
+    shard.matrix_grads = NULL;
+    if (h->muon->disk) disk_update_chunk(h->muon->disk, &shard, host->threads, stream_site(host->stream));
+    else update_shard_host(&shard, host->threads, stream_site(host->stream));
+}
+
+// Queues the update of a matrix. The device normalizes and orthogonalizes the momentum.
+static void queue_matrix(const Muon *muon, HostMatrix *h, const Tensor *tensor) {
+    Stream *stream = muon->host->stream;
+    h->elements = tensor_elements(tensor);
+    for (int part = 0; part < MUON_PARTS; part++) {
+        h->part = part_of(muon->base, &tensor->muon, part, (double)h->shard.weight_decay);
+        if (part == 0) {
+            stream_host_call(stream, run_momentum, h, sizeof *h);
+            copy_from_pinned(stream, muon->uploaded, muon->direction, (size_t)h->elements * sizeof(float));
+        }
+        if (h->part.rows == 0) continue;
+        MuonPart uploaded = h->part;
+        uploaded.grads = uploaded.momentum = muon->uploaded;
+        uploaded.nesterov = false;
+        copy_to_pinned(stream, muon->orthogonal, orthogonalize(muon, stream, &uploaded),
+                       (size_t)(h->part.rows * h->part.columns) * sizeof(floatX));
+        stream_host_call(stream, run_apply, h, sizeof *h);
+    }
+}
+
+// Queue the update of a bucket of matrices (HostQueue of qwd.h).
+static void queue_in_memory(void *context, int b, const UpdateShard *shard) {
+    const Muon *muon = (const Muon *)context;
+    HostMatrix h = {.muon = muon, .shard = *shard};
+    for (int i = 0; i < shard->bucket.segments; i++) {
+        const Tensor *tensor = matrix_of(muon->base, b, i, &h.at);
+        if (tensor) queue_matrix(muon, &h, tensor);
+    }
+    stream_host_call(muon->host->stream, run_codes, &h, sizeof h);
+}
+
+// On disk, every matrix is one chunk. The other chunks hold padding or the tail.
+static void queue_on_disk(void *context, int b, const UpdateShard *shard) {
+    const Muon *muon = (const Muon *)context;
+    const DiskState *disk = muon->disk;
+    HostMatrix h = {.muon = muon, .shard = *shard};
+    for (int64_t i = disk->bucket_chunk[b]; i < disk->bucket_chunk[b + 1]; i++) {
+        const DiskChunk *chunk = &disk->chunk[i];
+        h.at = chunk->first;
+        if (chunk->tensor >= 0) queue_matrix(muon, &h, &muon->base->tensors[chunk->tensor]);
+        stream_host_call(muon->host->stream, run_codes, &h, sizeof h);
+    }
+}
+
+void muon_start_on_host(const Base *base, Muon *muon, QwdHost *host, DiskState *disk) {
+    assert(host->stream);
+    muon->base = base;
+    muon->host = host;
+    muon->disk = disk;
+    host->queue = disk ? queue_on_disk : queue_in_memory;
+    host->queue_context = muon;
 }

@@ -4,10 +4,20 @@
 // State: master weights, and one momentum, in the memory of AdamW's first moment. Matrices have no
 // second moment.
 //
+// With --optimizer-cpu-offload and --optimizer-disk-offload, the state of a matrix is updated on
+// host cores, and the device orthogonalizes the momentum, so the results are bitwise identical:
+//
+//   host    momentum (muon_momentum_host)            update (muon_apply_host), codes
+//   copies               direction ->      -> orthogonal
+//   device                       orthogonalize
+//
+// All of it runs in order on QwdHost.stream.
+//
 // Called by zero.c and zero_plan.c.
 #pragma once
 #include "llmc/base/memory_plan.h"
 #include "llmc/ops.h"
+#include "llmc/state/disk_state.h"
 #include "llmc/state/state_base.h"
 #include "sdp4bit/qwd.h"
 LLMC_BEGIN
@@ -20,16 +30,26 @@ typedef struct Muon {
     float *partials;  // sums of 32 squares
     float *sum;       // (1)
     void *workspace;  // of op_newton_schulz
+    // if the state is on the host or on disk; page-locked memory except `uploaded`
+    float *direction, *uploaded;  // (largest matrix) U of sdp4bit/muon.h, and its copy on the device
+    floatX *orthogonal;           // (largest part) copy of the result
+    const Base *base;
+    const QwdHost *host;
+    DiskState *disk;  // NULL: the state is in host memory
 } Muon;
 
 // Sets step[0 .. steps - 1] to the coefficients of --muon-coefficient-type.
 void muon_coefficients(MuonCoefficients type, NewtonSchulzStep *step, int steps);
 // Returns the factor of --muon-scale-mode for a matrix.
 double muon_scale(MuonScale mode, int64_t rows, int64_t columns);
-// Reserves the buffers. No-op with AdamW.
-void muon_reserve(const Base *base, Muon *muon, MemoryPlan *memory_plan);
+// Reserves the buffers. on_host: the state is not on the device. No-op with AdamW.
+void muon_reserve(const Base *base, Muon *muon, bool on_host, MemoryPlan *memory_plan);
+// Lets qwd_update_bucket queue the updates of buckets of matrices, if the state is not on the
+// device. disk: NULL unless it is on disk. Call it once the host store has started.
+void muon_start_on_host(const Base *base, Muon *muon, QwdHost *host, DiskState *disk);
 // Updates momentum and master weights of the matrices of bucket b. Then clears state->grads.matrix,
-// so that qwd_update_bucket only codes them. No-op for buckets of AdamW. Runs on lanes->last.
+// so that qwd_update_bucket only codes them. No-op for buckets of AdamW. Runs on lanes->last. Only
+// if the state is on the device.
 void muon_update(const Base *base, const Muon *muon, int b, BucketState *state, double weight_decay);
 
 LLMC_END

@@ -114,7 +114,9 @@ static void reserve_on_host(const Base *base, Optimizer *o, MemoryPlan *memory_p
     memory_plan_reserve_host(memory_plan, group, "fp32 master weights, own shard", bytes,
                              (void **)&o->master);
     memory_plan_reserve_host(memory_plan, group, "first moments, own shard", bytes, (void **)&o->exp_avg);
-    memory_plan_reserve_host(memory_plan, group, "second moments, own shard", bytes, (void **)&o->exp_avg_sq);
+    size_t squares = (size_t)base_squares_start(base, base->layout.buckets) * sizeof(float);
+    memory_plan_reserve_host(memory_plan, group, "second moments, own shard", squares,
+                             (void **)&o->exp_avg_sq);
     reserve_update(base, o, memory_plan);
 }
 
@@ -210,7 +212,7 @@ static BucketState state_on_host(const Base *base, const Optimizer *o, int b, Gr
     int64_t at = base_state_start(base, b);
     state.master = o->master + at;
     state.exp_avg = o->exp_avg + at;
-    state.exp_avg_sq = o->exp_avg_sq + at;
+    state.exp_avg_sq = o->exp_avg_sq + base_squares_start(base, b);
     return state;
 }
 
@@ -296,7 +298,7 @@ static void reserve_on_disk(const Base *base, Optimizer *o, MemoryPlan *memory_p
     const WeightFormat *format = &base->weight_format;
     int group = codec_grouped(format->codec) ? format->group : HADAMARD_ORDER;
     o->disk = xcalloc(1, sizeof *o->disk, "the optimizer's file");
-    disk_plan(o->disk, base->state, group, DISK_CHUNK_ELEMENTS);
+    disk_plan(o->disk, base->state, base_state_shard(base), group, DISK_CHUNK_ELEMENTS);
     memory_plan_reserve_disk(memory_plan, "disk", "master weights and moments, own shard",
                              (size_t)o->disk->file_bytes);
     memory_plan_reserve_host(memory_plan, "host memory", "chunks that are read, updated and written",

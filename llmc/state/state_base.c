@@ -38,15 +38,7 @@ static int64_t state_index(const Base *base, const Bucket *state, int64_t at) {
     return state->state_start + state->matrix_per_rank + at - shard * state->tail_per_rank;
 }
 
-int64_t base_squares_start(const Base *base, int b) {
-    assert(b >= 0 && b <= base->state->buckets);
-    int64_t start = 0;
-    for (int i = 0; i < b; i++) {
-        const Bucket *bucket = &base->state->bucket[i];
-        start += round_up64(bucket->whole ? bucket->tail_per_rank : bucket_shard(bucket), 64);
-    }
-    return start;
-}
+int64_t base_squares_start(const Base *base, int b) { return layout_squares_start(base->state, b); }
 
 static void list_shard(Base *base, int owner) {
     for (int b = 0; b < base->layout.buckets; b++) {

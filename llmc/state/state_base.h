@@ -50,8 +50,7 @@ typedef struct Base {
 } Base;
 
 static inline int64_t base_state_start(const Base *base, int b) { return base->state->bucket[b].state_start; }
-// Returns the index of a bucket's first second moment. Buckets of whole matrices have second
-// moments of their tails only.
+// Returns the index of a bucket's first second moment: layout_squares_start.
 int64_t base_squares_start(const Base *base, int b);
 // Returns the index of this rank's shard among the shards of the optimizer state.
 static inline int base_state_shard(const Base *base) { return base->state->dp > 1 ? base->mesh->dp.rank : 0; }

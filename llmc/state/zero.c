@@ -201,7 +201,7 @@ static void update_bucket(Zero *zero, const QwdStep *step, int b) {
                                                      grads_held(base, &zero->grads, b),
                                                      weights_own(base, &zero->weights, b));
     GatherBuffer buffer = weights_buffer(base, &zero->weights, b);
-    muon_update(base, &zero->muon, b, &state, step->weight_decay);
+    if (!step->host) muon_update(base, &zero->muon, b, &state, step->weight_decay);
     qwd_update_bucket(step, b, &state, &buffer, base->lanes);
     grads_consumed(base, &zero->grads, b);
     timer_stop(base->timers, TIMER_OPTIMIZER_INNER_STEP, last);

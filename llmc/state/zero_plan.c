@@ -133,7 +133,7 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     grads_reserve(base, &zero->grads, zero->optimizer.store->on_host, memory_plan);
     feedback_reserve(base, &zero->feedback, memory_plan);
     zero->optimizer.store->reserve(base, &zero->optimizer, memory_plan);
-    muon_reserve(base, &zero->muon, memory_plan);
+    muon_reserve(base, &zero->muon, zero->optimizer.store->on_host, memory_plan);
     outer_reserve(base, &zero->outer, &zero->weights, memory_plan);
     memory_plan_reserve(memory_plan, group, "segment table", (size_t)layout->segments_total * sizeof(Segment),
                         (void **)&base->segments);
@@ -301,6 +301,8 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
     for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
     grads_start(base, &zero->grads);
     if (zero->optimizer.store->start) zero->optimizer.store->start(base, &zero->optimizer);
+    if (zero->optimizer.store->on_host)
+        muon_start_on_host(base, &zero->muon, &zero->optimizer.host, zero->optimizer.disk);
     outer_start(base, &zero->outer);
     copy_to_device(compute, base->segments, base->layout.segments,
                    (size_t)base->layout.segments_total * sizeof(Segment));

@@ -165,8 +165,8 @@ there_and_back() { # "RECIPE" FLAGS...
 }
 check "bf16, tensorwise, bf16" there_and_back tensorwise "${tensorwise[@]}"
 check "bf16, delayed, bf16" there_and_back delayed "${delayed[@]}"
-# Only training runs in FP8: evaluations, scores of tasks and text samples are those of a bf16 run
-# that loads the saved weights.
+# Only training runs in FP8: a bf16 run that loads the saved weights gets the same losses, scores of
+# tasks and text samples.
 echo '{"task":"last","context":"the quick brown","continuation":" fox"}' >"$work/tasks.jsonl"
 results() { # NAME: scores, test loss and first validation loss, and the text
     grep -E '"kind":"task"|"split":"test"' "$work/$1.jsonl" | sed 's/"consumed_samples":[0-9]*,//' | sort -u

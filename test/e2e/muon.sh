@@ -146,6 +146,35 @@ weights_only() { # OPTIMIZER FOLDER
 check "weights of AdamW into Muon" weights_only muon "$work/adam"
 check "weights of Muon into AdamW" weights_only adam "$work/plan4"
 
+# --- offload ---
+# The host updates the matrices, the device orthogonalizes: identical results and checkpoints, which
+# load into each other. Memory is as planned.
+offloaded() { # NAME NP FLAGS...
+    local name=$1 how bytes
+    logged "$name" "${@:2}" "${muon[@]}" --save "$work/$name" --save-interval 6 || return 1
+    for how in "--optimizer-cpu-offload" "--optimizer-disk-offload $work/state"; do
+        rm -rf "$work/$name.off"
+        # shellcheck disable=SC2086 # split on purpose
+        make_plan "${@:2}" "${muon[@]}" $how --save "$work/none" --save-interval 6 &&
+            logged off "${@:2}" "${muon[@]}" $how --save "$work/$name.off" --save-interval 6 &&
+            allocated_as_planned && same_training "$name" off &&
+            same_shards "$work/$name" "$work/$name.off" 12 &&
+            logged on "${@:2}" "${muon[@]}" $how --load "$work/$name" --ckpt-step 6 &&
+            same_training "$name" on 6 || { why="$how: $why"; return 1; }
+        bytes=$(awk '/^  host memory / { host = $3 } /^  disk / { disk = ",\"disk_bytes\":" $2 }
+            END { print "\"host_bytes\":" host disk }' "$work/plan")
+        grep -q "$bytes," "$work/off.jsonl" || { why="$how: planned $bytes"; return 1; }
+    done
+}
+check "offload, one rank" offloaded one_off 1 --muon-nesterov
+check "offload, SDP4Bit, nodes of two" offloaded sdp4bit_off 4 "${two_by_two[@]}" "${paper[@]}" "${small[@]}"
+check "offload, ZeRO-3, background saves" offloaded sharded_off 2 --async-save \
+    --data-parallel-sharding-strategy optim_grads_params
+check "offload, tensor parallel 2, no sharding" offloaded parts_off 4 --tensor-model-parallel-size 2 \
+    --muon-tp-mode blockwise --make-vocab-size-divisible-by 4 --data-parallel-sharding-strategy no_shard
+check "an update beyond the range on the host ends the run" refused 4 "the update on rank" 2 "${muon[@]}" \
+    --lr 3.4e38 --min-lr 0 --lr-decay-style constant --lr-warmup-iters 0 --optimizer-cpu-offload
+
 # --- plans, flags ---
 check "memory as planned" memory_as_planned 4 "${two_by_two[@]}" "${muon[@]}" "${paper[@]}" "${small[@]}"
 balanced() {
@@ -161,10 +190,6 @@ check "cubic5 has 5 steps" refused 2 "exactly 5 steps" 1 "${muon[@]}" --muon-coe
     --muon-num-ns-steps 4
 check "tensor parallelism needs --muon-tp-mode blockwise" refused 2 "add --muon-tp-mode blockwise" 2 \
     "${muon[@]}" --tensor-model-parallel-size 2
-check "no offload to host memory" refused 2 "does not support --optimizer-cpu-offload" 1 "${muon[@]}" \
-    --optimizer-cpu-offload
-check "no offload to disk" refused 2 "does not support --optimizer-disk-offload" 1 "${muon[@]}" \
-    --optimizer-disk-offload "$work/state"
 idle() {
     trains 1 --train-iters 3 --eval-iters 0 --muon-momentum 0.8 &&
         grep -q -- '--muon-momentum has no effect without --optimizer muon' "$work/out" "$work/err" ||

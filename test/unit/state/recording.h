@@ -350,6 +350,11 @@ void kernel_muon_momentum(Stream *s, const MuonPart *a, int64_t elements) {
     writes(s, a->momentum, 4 * elements);
     use(s->device, ATOMIC, a->fault, 8);
 }
+void muon_momentum_host(const MuonPart *a, int64_t elements, float *direction, int threads,
+                        const Site *unused) {
+    kernel_muon_momentum(host_stream, a, elements);
+    writes(host_stream, direction, 4 * elements);
+}
 static void begin_direction(Stream *s, const MuonPart *a, const char *name) {
     begin_on(s, name);
     reads(s, a->control, sizeof *a->control);
@@ -378,6 +383,9 @@ void kernel_muon_apply(Stream *s, const MuonPart *a, const floatX *o) {
     reads(s, o, X * a->rows * a->columns);
     writes(s, a->master, 4 * a->rows * a->columns);
     use(s->device, ATOMIC, a->fault, 8);
+}
+void muon_apply_host(const MuonPart *a, const floatX *o, int threads, const Site *unused) {
+    kernel_muon_apply(host_stream, a, o);
 }
 
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss,
@@ -429,13 +437,27 @@ void update_range_host(const UpdateShard *a, int64_t lo, int64_t hi, int threads
 static float *in_file(const DiskState *d, int part, int64_t at) {
     return (float *)(void *)d->bounce + part * d->layout->shard_elements + at;
 }
-void __wrap_disk_update(void *store, int b, const UpdateShard *a, int threads, const Site *unused) {
-    const DiskState *d = (const DiskState *)store;
+static UpdateShard shard_in_file(const DiskState *d, int b, int64_t first, const UpdateShard *a) {
     UpdateShard own = *a;
-    int64_t at = d->layout->bucket[b].state_start;
+    int64_t at = d->layout->bucket[b].state_start + first;
     own.master = in_file(d, STATE_MASTER, at);
     own.exp_avg = in_file(d, STATE_EXP_AVG, at);
-    own.exp_avg_sq = in_file(d, STATE_EXP_AVG_SQ, at);
+    own.exp_avg_sq = in_file(d, STATE_EXP_AVG_SQ, d->squares[b] + first);
+    return own;
+}
+void __wrap_disk_update(void *store, int b, const UpdateShard *a, int threads, const Site *unused) {
+    DiskState *d = (DiskState *)store;
+    UpdateShard own = shard_in_file(d, b, 0, a);
+    d->updated += d->bucket_chunk[b + 1] - d->bucket_chunk[b];
+    kernel_update_shard(host_stream, &own);
+}
+UpdateShard __wrap_disk_open_chunk(DiskState *d, const UpdateShard *a) {
+    const DiskChunk *chunk = &d->chunk[d->updated % d->chunks];
+    return shard_in_file(d, chunk->bucket, chunk->first, a);
+}
+// Uses the state of the whole bucket.
+void __wrap_disk_update_chunk(DiskState *d, const UpdateShard *a, int threads, const Site *unused) {
+    UpdateShard own = shard_in_file(d, d->chunk[d->updated++ % d->chunks].bucket, 0, a);
     kernel_update_shard(host_stream, &own);
 }
 void __wrap_disk_read(DiskState *d, StatePart part, int64_t at, float *host, int64_t n) {

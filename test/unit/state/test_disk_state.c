@@ -1,8 +1,8 @@
 // Optimizer state in a scratch file (llmc/state/disk_state.c): updates with chunks on disk are
 // bitwise identical to updates in memory, with io_uring, with threads, and with an engine that
 // returns short counts, out of order. Also skipped steps, reads and writes of any range between the
-// steps, files of one chunk, the mode of the file, a full disk, and a failure of every single
-// transfer, which must end the process with one line.
+// steps, files of one chunk, buckets of whole matrices, the mode of the file, a full disk, and a
+// failure of every single transfer, which must end the process with one line.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -23,11 +23,12 @@
 
 #include "llmc/state/disk_state.h"
 
-// The second bucket is smaller than a chunk, and the last one has no matrices.
+// The second bucket is smaller than a chunk, and the last one has no matrices. `whole` of a Fixture
+// makes the first and the third bucket consist of two matrices with padding.
 enum { BUCKETS = 4, GROUP = 96, CHUNK = 3072, STEPS = 7, SKIPPED = 3 };
 static const int64_t matrices[BUCKETS] = {96 * 100, 96 * 2, 96 * 64, 0};
 static const int64_t tails[BUCKETS] = {77, 1000, 0, 4096};
-enum { STATE = 96 * 166 + 77 + 1000 + 4096, MOST = 96 * 100 + 77 };
+enum { STATE = 9728 + 1216 + 6144 + 4096, MOST = 96 * 100 + 77 };  // buckets start at multiples of 64
 
 static char folder_path[] = "/tmp/test_disk_state_XXXXXX";
 
@@ -74,7 +75,7 @@ static const ScratchEngine forbidden = {.open = refuses};
 typedef struct Fixture {
     Bucket bucket[BUCKETS];
     BucketLayout layout;
-    Segment segment;
+    Segment segment, whole[BUCKETS];
     DiskState disk;
     void *memory;
     float state[STATE_PARTS][STATE];  // the reference
@@ -89,7 +90,18 @@ static float draw(uint32_t salt, int64_t i) {
     return (float)(int64_t)(replica_mix((uint64_t)i, salt) >> 40) * 0x1p-23f - 1.0f;
 }
 
-static Fixture *begin(const ScratchEngine *engine, int buckets, int64_t chunk, int threads) {
+// Makes shard 1 of the bucket hold matrices of 1000 and 96 elements, at 0 and at 96 * 20.
+static void use_whole_matrices(Fixture *x, int b) {
+    x->bucket[b].whole = true;
+    x->bucket[b].first_segment = b;
+    x->bucket[b].segments = 2;
+    x->bucket[b].matrix_elements = 2 * matrices[b];
+    x->layout.segments = x->whole;
+    x->whole[b] = (Segment){matrices[b], 1000, 0, b};
+    x->whole[b + 1] = (Segment){matrices[b] + 96 * 20, 96, 0, b + 1};
+}
+
+static Fixture *begin(const ScratchEngine *engine, int buckets, bool whole, int64_t chunk, int threads) {
     Fixture *x = calloc(1, sizeof *x);
     Error err = {0};
     assert_non_null(x);
@@ -98,14 +110,15 @@ static Fixture *begin(const ScratchEngine *engine, int buckets, int64_t chunk, i
         x->bucket[b].matrix_per_rank = x->bucket[b].matrix_elements = matrices[b];
         x->bucket[b].tail_per_rank = x->bucket[b].tail_elements = tails[b];
         x->bucket[b].state_start = start;
-        start += matrices[b] + tails[b];
+        start += round_up64(matrices[b] + tails[b], 64);
+        if (whole && b % 2 == 0) use_whole_matrices(x, b);
     }
     x->layout.buckets = buckets;
     x->layout.bucket = x->bucket;
     x->layout.dp = 1;
     x->disk.folder = (ScratchFolder){folder_path, -1, -1};
     x->segment = (Segment){0, MOST, 0, 0};
-    disk_plan(&x->disk, &x->layout, GROUP, chunk);
+    disk_plan(&x->disk, &x->layout, whole, GROUP, chunk);
     x->memory = malloc((size_t)disk_memory_bytes(&x->disk));
     if (!disk_start(&x->disk, x->memory, threads, NULL, engine, &err)) fail_msg("%s", err.what);
     return x;
@@ -122,34 +135,44 @@ static int64_t bucket_state(const Fixture *x, int b) {
     return x->bucket[b].matrix_per_rank + x->bucket[b].tail_per_rank;
 }
 
-// Writes ranges of odd lengths and offsets to both states.
-static void put(Fixture *x, uint32_t salt, int64_t every) {
+// Returns the first element from `at` on that a part has: matrices of whole buckets have no second
+// moments.
+static int64_t from(const Fixture *x, int part, int b, int64_t at) {
+    return part == STATE_EXP_AVG_SQ && x->bucket[b].whole && at < matrices[b] ? matrices[b] : at;
+}
+static int64_t position(const Fixture *x, int part, int b, int64_t at) {
+    if (part != STATE_EXP_AVG_SQ) return x->bucket[b].state_start + at;
+    return layout_squares_start(&x->layout, b) + at - (x->bucket[b].whole ? matrices[b] : 0);
+}
+
+// Calls work(x, part, b, element, n) for ranges of `every` elements of each part of the state.
+static void for_ranges(Fixture *x, int64_t every, uint32_t salt,
+                       void (*work)(Fixture *x, int part, int b, int64_t at, int64_t n, uint32_t salt)) {
     for (int b = 0; b < x->layout.buckets; b++) {
         for (int64_t at = 0; at < bucket_state(x, b); at += every) {
-            int64_t n = every < bucket_state(x, b) - at ? every : bucket_state(x, b) - at;
+            int64_t end = at + every < bucket_state(x, b) ? at + every : bucket_state(x, b);
             for (int part = 0; part < STATE_PARTS; part++) {
-                float *own = x->state[part] + x->bucket[b].state_start + at;
-                for (int64_t i = 0; i < n; i++) own[i] = 1e-2f * (1 + draw(salt + (uint32_t)part, at + i));
-                disk_write(&x->disk, (StatePart)part, x->bucket[b].state_start + at, own, n);
+                int64_t first = from(x, part, b, at);
+                if (first < end) work(x, part, b, first, end - first, salt);
             }
         }
     }
 }
 
-static void compare(Fixture *x, int64_t every) {
-    float *copy = malloc(MOST * sizeof *copy);
-    for (int b = 0; b < x->layout.buckets; b++) {
-        for (int64_t at = 0; at < bucket_state(x, b); at += every) {
-            int64_t n = every < bucket_state(x, b) - at ? every : bucket_state(x, b) - at;
-            for (int part = 0; part < STATE_PARTS; part++) {
-                disk_read(&x->disk, (StatePart)part, x->bucket[b].state_start + at, copy, n);
-                assert_memory_equal(copy, x->state[part] + x->bucket[b].state_start + at,
-                                    (size_t)n * sizeof *copy);
-            }
-        }
-    }
-    free(copy);
+static void put_range(Fixture *x, int part, int b, int64_t at, int64_t n, uint32_t salt) {
+    float *own = x->state[part] + x->bucket[b].state_start + at;
+    for (int64_t i = 0; i < n; i++) own[i] = 1e-2f * (1 + draw(salt + (uint32_t)part, at + i));
+    disk_write(&x->disk, (StatePart)part, position(x, part, b, at), own, n);
 }
+// Writes ranges of odd lengths and offsets to both states.
+static void put(Fixture *x, uint32_t salt, int64_t every) { for_ranges(x, every, salt, put_range); }
+
+static void compare_range(Fixture *x, int part, int b, int64_t at, int64_t n, uint32_t unused) {
+    static float copy[MOST];
+    disk_read(&x->disk, (StatePart)part, position(x, part, b, at), copy, n);
+    assert_memory_equal(copy, x->state[part] + x->bucket[b].state_start + at, (size_t)n * sizeof *copy);
+}
+static void compare(Fixture *x, int64_t every) { for_ranges(x, every, 0, compare_range); }
 
 static UpdateShard update_of(Fixture *x, int b, int64_t step, const StepStatus *control, int which) {
     UpdateShard u = {.control = control,
@@ -173,6 +196,36 @@ static UpdateShard update_of(Fixture *x, int b, int64_t step, const StepStatus *
     return u;
 }
 
+// Stands for an optimizer of whole matrices.
+static void update_matrix(float *master, float *exp_avg, const float *grads, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        exp_avg[i] = 0.5f * exp_avg[i] + grads[i];
+        master[i] -= exp_avg[n - 1 - i];
+    }
+}
+
+// Updates bucket b, of whole matrices, in memory and on disk.
+static void update_whole(Fixture *x, int b, UpdateShard *u, UpdateShard *v, int threads) {
+    const DiskState *d = &x->disk;
+    int found = 0;
+    u->exp_avg_sq += matrices[b];
+    u->matrix_grads = v->matrix_grads = NULL;
+    for (int64_t i = d->bucket_chunk[b]; i < d->bucket_chunk[b + 1]; i++) {
+        const DiskChunk *chunk = &d->chunk[i];
+        UpdateShard open = disk_open_chunk(&x->disk, v);
+        if (chunk->tensor >= 0 && u->control->applied) {
+            int64_t n = x->whole[chunk->tensor].numel, at = chunk->first;
+            assert_int_equal(at, x->whole[chunk->tensor].start - matrices[b]);
+            update_matrix(open.master, open.exp_avg, x->grads + at, n);
+            update_matrix(u->master + at, u->exp_avg + at, x->grads + at, n);
+        }
+        found += chunk->tensor >= 0;
+        disk_update_chunk(&x->disk, v, threads, NULL);
+    }
+    assert_int_equal(found, 2);
+    update_shard_host(u, threads, NULL);
+}
+
 static void step_once(Fixture *x, int64_t step, int threads) {
     StepStatus control = {.applied = step != SKIPPED,
                           .clip_coefficient = 0.7f,
@@ -189,16 +242,20 @@ static void step_once(Fixture *x, int64_t step, int threads) {
         u.master = x->state[STATE_MASTER] + at;
         u.exp_avg = x->state[STATE_EXP_AVG] + at;
         u.exp_avg_sq = x->state[STATE_EXP_AVG_SQ] + at;
-        update_shard_host(&u, threads, NULL);
-        disk_update(&x->disk, b, &v, threads, NULL);
+        if (x->bucket[b].whole) {
+            update_whole(x, b, &u, &v, threads);
+        } else {
+            update_shard_host(&u, threads, NULL);
+            disk_update(&x->disk, b, &v, threads, NULL);
+        }
         assert_memory_equal(x->codes[0], x->codes[1], sizeof x->codes[0]);
         assert_memory_equal(x->scales[0], x->scales[1], sizeof x->scales[0]);
         assert_memory_equal(x->tail[0], x->tail[1], sizeof x->tail[0]);
     }
 }
 
-static void train(const ScratchEngine *engine, int buckets, int64_t chunk, int threads) {
-    Fixture *x = begin(engine, buckets, chunk, threads);
+static void train(const ScratchEngine *engine, int buckets, bool whole, int64_t chunk, int threads) {
+    Fixture *x = begin(engine, buckets, whole, chunk, threads);
     compare(x, 1000);  // zeros
     put(x, 1, 1000);
     for (int64_t step = 0; step < STEPS; step++) {
@@ -215,18 +272,20 @@ static void trains_alike(void **state) {
     const ScratchEngine *engines[] = {NULL, &scratch_threads, &unsteady, &forbidden};
     for (size_t i = 0; i < sizeof engines / sizeof *engines; i++) {
         transfers = fail_at = 0;
-        train(engines[i], BUCKETS, CHUNK, 2);
-        train(engines[i], BUCKETS, 1 << 20, 1);  // a chunk per bucket
-        train(engines[i], 1, 1 << 20, 1);        // fewer chunks than slots
-        train(engines[i], 3, 1 << 20, 3);
-        train(engines[i], 1, CHUNK, 1);  // as many chunks as slots
+        train(engines[i], BUCKETS, false, CHUNK, 2);
+        train(engines[i], BUCKETS, false, 1 << 20, 1);  // a chunk per bucket
+        train(engines[i], 1, false, 1 << 20, 1);        // fewer chunks than slots
+        train(engines[i], 3, false, 1 << 20, 3);
+        train(engines[i], 3, true, CHUNK, 2);
+        train(engines[i], 1, true, 1 << 20, 1);
+        train(engines[i], 1, false, CHUNK, 1);  // as many chunks as slots
     }
 }
 
 // --- chunks and the file -------------------------------------------------------------------------
 
 static void chunks_hold_whole_groups(void **state) {
-    Fixture *x = begin(NULL, BUCKETS, CHUNK, 1);
+    Fixture *x = begin(NULL, BUCKETS, false, CHUNK, 1);
     const DiskState *d = &x->disk;
     int64_t elements = 0, end_of_file = 0;
     for (int64_t i = 0; i < d->chunks; i++) {
@@ -238,14 +297,14 @@ static void chunks_hold_whole_groups(void **state) {
         elements += chunk->count;
         end_of_file += STATE_PARTS * chunk->padded;
     }
-    assert_int_equal(elements, STATE);
+    assert_int_equal(elements, 96 * 166 + 77 + 1000 + 4096);
     assert_int_equal(end_of_file, d->file_bytes);
     end(x);
 }
 
 static void file_is_private_and_unnamed(void **state) {
     struct stat status;
-    Fixture *x = begin(NULL, BUCKETS, CHUNK, 1);
+    Fixture *x = begin(NULL, BUCKETS, false, CHUNK, 1);
     assert_int_equal(fstat(x->disk.file->fd, &status), 0);
     assert_int_equal(status.st_mode & 0777, 0600);
     assert_int_equal(status.st_nlink, 0);
@@ -291,7 +350,7 @@ static bool fails(const char *words) {
     if (child == 0) {
         dup2(pipes[1], STDERR_FILENO);
         transfers = 0;
-        train(&unsteady, 2, CHUNK, 1);
+        train(&unsteady, 2, false, CHUNK, 1);
         _exit(0);
     }
     close(pipes[1]);

@@ -184,7 +184,8 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
     }
     assert_true(memory_plan_allocate(&r->memory_plan, &r->device, 1, &err));
     DiskState *disk = r->zero->optimizer.disk;
-    if (disk) disk->bounce = xcalloc((size_t)disk->file_bytes, 1, "the file");
+    if (disk)
+        disk->bounce = xcalloc((size_t)disk->layout->shard_elements, STATE_PARTS * sizeof(float), "the file");
     zero_start(r->zero, &r->device, r->compute, &r->lanes, r->timers);
     for (int i = 0; i < TENSORS; i++) {
         size_t bytes = (size_t)tensor_elements(&r->tensors[i]) * X;
@@ -400,6 +401,11 @@ static const Shape shapes[] = {
     {2, 2, 2, QUANTIZED | SHARD_WEIGHTS | MUON},
     {2, 1, 1, REPLICATED | MUON},
     {2, 2, 1, QUANTIZED | LOCAL | MUON},
+    {1, 1, 1, MUON | OFFLOAD},
+    {2, 2, 3, QUANTIZED | MUON | OFFLOAD},
+    {1, 2, 1, LOSSLESS | MUON | OFFLOAD | NO_OVERLAP},
+    {2, 2, 2, QUANTIZED | MUON | DISK},
+    {2, 1, 1, MUON | DISK | SHARD_WEIGHTS},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
