@@ -131,20 +131,15 @@ static double whole_padding(const BucketLayout *plan) {
 // Prints how Muon's work is divided.
 static void print_muon(const Config *c, const StagePlan *s, FILE *out) {
     const BucketLayout *plan = layout_of(s);
-    int64_t all = 0, most = 0, saved = 0;
+    int64_t saved = 0;
     if (c->optimizer != OPTIMIZER_MUON) return;
-    for (int r = 0; r < plan->dp; r++) {
-        all += plan->rank_work[r];
-        if (plan->rank_work[r] > most) most = plan->rank_work[r];
-    }
+    double all, most = plan_newton_schulz(c, s->zero, &all);
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &zero_state_layout(s->zero)->bucket[b];
         if (bucket->whole) saved += bucket->matrix_per_rank;
     }
-    if (zero_state_layout(s->zero)->dp == 1) most = all;
-    fprintf(out, "  Newton-Schulz per step: %.4g TFLOP, at most %.4g on a rank (mean %.4g)\n",
-            1e-12 * (double)all * c->muon_num_ns_steps, 1e-12 * (double)most * c->muon_num_ns_steps,
-            1e-12 * (double)all * c->muon_num_ns_steps / plan->dp);
+    fprintf(out, "  Newton-Schulz per step: %.4g TFLOP, at most %.4g on a rank (mean %.4g)\n", 1e-12 * all,
+            1e-12 * most, 1e-12 * all / plan->dp);
     fprintf(out, "  every rank owns whole matrices, which takes %.1f %% of padding\n",
             100 * whole_padding(plan));
     fprintf(out, "  Muon has one moment per matrix: %.2f GiB per rank less than AdamW in this layout\n",
@@ -306,6 +301,12 @@ static int largest_micro_batch(const Config *config, const Stages *stages, doubl
     return fits;
 }
 
+// Appends the sum over the ranks of a node, if there are several.
+static void print_node(double gib, const Mesh *mesh, FILE *out) {
+    if (mesh->per_node > 1)
+        fprintf(out, ", %.2f for the %d ranks of a node", gib * mesh->per_node, mesh->per_node);
+}
+
 // Prints device memory by purpose, the page-locked host memory of the offload flags and
 // --async-save, and the files of --optimizer-disk-offload.
 static void print_gib(const StagePlan *s, FILE *out) {
@@ -320,12 +321,14 @@ static void print_gib(const StagePlan *s, FILE *out) {
         else if (bytes) fprintf(out, "    %-30s %8.2f\n", entry->group, (double)bytes / GIB);
     }
     fprintf(out, "    %-30s %8.2f\n", "all", (double)memory_plan_total(memory_plan) / GIB);
-    if (disk > 0)
-        fprintf(out, "  GiB on disk: %.2f for each rank, %.2f for the %d ranks of a node\n", disk,
-                disk * s->mesh.per_node, s->mesh.per_node);
+    if (disk > 0) {
+        fprintf(out, "  GiB on disk: %.2f for each rank", disk);
+        print_node(disk, &s->mesh, out);
+        fputc('\n', out);
+    }
     if (host < 0.01) return;
-    fprintf(out, "  GiB of page-locked host memory: %.2f for each rank, %.2f for the %d ranks of a node",
-            host, host * s->mesh.per_node, s->mesh.per_node);
+    fprintf(out, "  GiB of page-locked host memory: %.2f for each rank", host);
+    print_node(host, &s->mesh, out);
     if (here > 0) fprintf(out, "; this machine has %.2f", here);
     fprintf(out, "\n");
 }

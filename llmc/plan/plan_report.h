@@ -18,6 +18,9 @@ LLMC_BEGIN
 // mesh: of any rank. If gpt_plan or gpu_check_fp8 fails, returns its error without printing
 // anything.
 bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err);
+// Returns the floating-point operations of Muon's Newton-Schulz iterations per step on the busiest
+// rank. *all: of all ranks together.
+double plan_newton_schulz(const Config *config, const Zero *zero, double *all);
 // Prints the time that the optimizer state on disk takes (--optimizer-disk-offload).
 void plan_disk_report(const Config *config, const Mesh *mesh, const Zero *zero, FILE *out);
 // Prints predicted step times over --plan-network, computed for the rank that `mesh` describes: a

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "llmc/config/config_roles.h"
 #include "llmc/model/gpt.h"
@@ -19,8 +20,8 @@ enum { ADAMW_BYTES = 30, TAIL_BYTES = 12, QUANTIZE_BYTES = 12 };
 // per ms (dev/bench/results/strategies_1gpu.json).
 enum { HOST_ADAMW_BYTES = 32 };
 static const double HOST_MEMORY = 8.2e7;
-// Bytes that AdamW reads and writes per element if the state is on disk.
-enum { DISK_ADAMW_BYTES = 24 };
+// Bytes that AdamW and Muon read and write per element if the state is on disk.
+enum { DISK_ADAMW_BYTES = 24, DISK_MUON_BYTES = 16 };
 // Latency in ms of a tensor-parallel reduction or gather (dev/bench/NOTES.md).
 static const double TENSOR_MESSAGE = 0.042;
 // Cost of forward and backward in addition to GEMMs at full rate: memory traffic in bytes per
@@ -41,16 +42,51 @@ static const double CODE_SPEED = 5.1e8, DECODE_SPEED = 6.1e8;
 static double lossless_share(const Config *c) { return c->plan_lossless_bits / 16; }
 
 
-// Times of AdamW in ms per element of a rank's shard: on the host, and of the disk.
-static const double HOST_ADAMW = HOST_ADAMW_BYTES / HOST_MEMORY;
-static double disk_adamw(const Config *c, const Mesh *mesh) {
-    const double gigabyte_ms = 1e9 / 1e3;
-    return DISK_ADAMW_BYTES / (c->plan_disk_bandwidth * gigabyte_ms / mesh->per_node);
+// Returns the bytes that the update of a rank's shard of a bucket reads and writes on disk.
+static double disk_bytes(const Bucket *bucket) {
+    int matrix = bucket->whole ? DISK_MUON_BYTES : DISK_ADAMW_BYTES;
+    return (double)bucket->matrix_per_rank * matrix + (double)bucket->tail_per_rank * DISK_ADAMW_BYTES;
 }
 
-static double adamw_time(const Config *c, const Mesh *mesh, Rates rates) {
-    if (c->optimizer_disk_offload) return fmax(HOST_ADAMW, disk_adamw(c, mesh));
-    return c->optimizer_cpu_offload ? HOST_ADAMW : ADAMW_BYTES / rates.memory;
+// Returns the bytes per ms that a rank reads and writes on disk.
+static double disk_rate(const Config *c, const Mesh *mesh) {
+    return c->plan_disk_bandwidth * 1e6 / mesh->per_node;
+}
+
+double plan_newton_schulz(const Config *c, const Zero *zero, double *all) {
+    const BucketLayout *layout = zero_layout(zero);
+    double most = 0;
+    *all = 0;
+    for (int r = 0; r < layout->dp; r++) {
+        double flops = (double)layout->rank_work[r] * c->muon_num_ns_steps;
+        *all += flops;
+        most = fmax(most, flops);
+    }
+    return zero_state_layout(zero)->dp == 1 ? *all : most;
+}
+
+// Returns the time of Newton-Schulz in a bucket of matrices. Layers are alike, so that the time is
+// proportional to the size of the bucket.
+static double newton_schulz_time(const Config *c, const Zero *zero, const Bucket *bucket, Rates rates) {
+    const BucketLayout *layout = zero_layout(zero);
+    double matrices = 0, all;
+    if (!bucket->whole) return 0;
+    for (int b = 0; b < layout->buckets; b++)
+        matrices += layout->bucket[b].whole ? (double)layout->bucket[b].matrix_elements : 0;
+    return plan_newton_schulz(c, zero, &all) / rates.matmul * (double)bucket->matrix_elements / matrices;
+}
+
+static const double HOST_ADAMW = HOST_ADAMW_BYTES / HOST_MEMORY;  // in ms per element
+
+// Returns the time of the optimizer step of bucket b. Muon's elementwise part takes about as much
+// memory traffic as AdamW.
+static double update_time(const Config *c, const Mesh *mesh, const Zero *zero, int b, Rates rates) {
+    const Bucket *state = &zero_state_layout(zero)->bucket[b];
+    double elements = (double)bucket_shard(state);
+    double products = newton_schulz_time(c, zero, &zero_layout(zero)->bucket[b], rates);
+    if (c->optimizer_disk_offload)
+        return fmax(elements * HOST_ADAMW + products, disk_bytes(state) / disk_rate(c, mesh));
+    return elements * (c->optimizer_cpu_offload ? HOST_ADAMW : ADAMW_BYTES / rates.memory) + products;
 }
 
 static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *mesh, const Zero *zero,
@@ -61,7 +97,6 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
     WireBytes once = traffic_of_update(traffic, b, zero_grad_format(zero, true), weight);
     WireBytes forward = traffic_of_gather(traffic, b, false, weight);
     WireBytes backward = traffic_of_gather(traffic, b, true, weight);
-    double elements = (double)bucket_elements(bucket);
     // Unit 0 of the first and the last stage is the embeddings.
     bool words = bucket->first_unit == 0 && (mesh->pp.rank == 0 || mesh->pp.rank == mesh->pp.size - 1);
     BucketLoad load = {
@@ -72,7 +107,7 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
         .weight_between = (double)once.weight_inter / rates.between,
         .weight_inside = (double)once.weight_intra / rates.inside,
         .gathered = traffic->trips[b].forward + traffic->trips[b].backward > 0,
-        .update = elements / zero_state_layout(zero)->dp * adamw_time(traffic->config, mesh, rates),
+        .update = update_time(traffic->config, mesh, zero, b, rates),
         .exchange = (double)zero_exchange_bytes(zero, b, zero_grad_format(zero, true)) / rates.between,
     };
     load.forward_gather = (double)forward.weight_inter / rates.between +
@@ -342,16 +377,25 @@ static void print_head(const Config *c, int world, const Row *run, FILE *out) {
     fprintf(out, "  %-16s %10s %11s %11s %12s %12s\n", "preset", "each node", "", "messages", "", "gradient");
 }
 
+// Returns where the bandwidth of the disk comes from.
+static const char *disk_source(const Config *c) {
+    int rows;
+    const char *name = "plan-disk-bandwidth";
+    const Option *table = config_options(&rows), *row = options_find(table, rows, name, strlen(name));
+    if (c->plan_measure) return "--plan-measure";
+    return c->plan_disk_bandwidth == atof(row->initial) ? "default of --plan-disk-bandwidth"
+                                                        : "--plan-disk-bandwidth";
+}
+
 void plan_disk_report(const Config *config, const Mesh *mesh, const Zero *zero, FILE *out) {
     const BucketLayout *layout = zero_state_layout(zero);
-    double elements = (double)layout->shard_elements, disk = elements * disk_adamw(config, mesh);
-    double host = elements * HOST_ADAMW;
-    fprintf(
-        out,
-        "  disk: AdamW reads and writes %.2f GB per step and rank, which takes %.1f ms at %.4g GB/s per node "
-        "(%s)\n",
-        elements * DISK_ADAMW_BYTES / 1e9, disk, config->plan_disk_bandwidth,
-        config->plan_measure ? "--plan-measure" : "--plan-disk-bandwidth");
+    double bytes = 0, host = (double)layout->shard_elements * HOST_ADAMW;
+    for (int b = 0; b < layout->buckets; b++) bytes += disk_bytes(&layout->bucket[b]);
+    double disk = bytes / disk_rate(config, mesh);
+    fprintf(out,
+            "  disk: the update reads and writes %.2f GB per step and rank, which takes %.1f ms at %.4g GB/s "
+            "per node (%s)\n",
+            bytes / 1e9, disk, config->plan_disk_bandwidth, disk_source(config));
     fprintf(
         out,
         "    up to %.1f ms per step more than --optimizer-cpu-offload; overlaps with the next forward pass\n",

@@ -156,10 +156,17 @@ check "kill -9 at any transfer, resumed bit-exactly" breaks 0 0 "" "${some[@]}"
 planned() {
     make_plan 4 --gpus-per-node 2 "${paper[@]}" "${disk[@]}" --plan-disk-bandwidth 2 || return 1
     grep -qE '^  GiB on disk: [0-9.]+ for each rank, [0-9.]+ for the 2 ranks of a node$' "$work/plan" &&
-        grep -qE '^  disk: AdamW reads and writes .* at 2 GB/s per node \(--plan-disk-bandwidth\)$' "$work/plan" ||
+        grep -qE '^  disk: the update reads and writes .* at 2 GB/s per node \(--plan-disk-bandwidth\)$' "$work/plan" ||
         { why="$(grep disk "$work/plan")"; return 1; }
 }
 check "--plan shows disk, host and device bytes and the disk's time" planned
+planned_alone() { # one rank of a node, with the default bandwidth
+    make_plan 1 "${disk[@]}" --hidden-size 1024 &&
+        grep -qE '^  GiB on disk: [0-9.]+ for each rank$' "$work/plan" &&
+        grep -qE ' at 5 GB/s per node \(default of --plan-disk-bandwidth\)$' "$work/plan" ||
+        { why="$(grep disk "$work/plan")"; return 1; }
+}
+check "--plan for one rank, with the default bandwidth" planned_alone
 slower_disk() { # half the bandwidth takes twice the time; a slow disk takes longer than a fast one
     local speed ms=()
     for speed in 1 2 1000; do

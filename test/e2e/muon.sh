@@ -184,6 +184,26 @@ balanced() {
         { why="not balanced: $(grep -A 1 Newton "$work/plan")"; return 1; }
 }
 check "--plan shows the work of Newton-Schulz" balanced
+# step_ms FLAGS...: predicted step time.
+step_ms() {
+    "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args --plan --plan-network 1000 "$@" >"$work/plan" 2>"$work/err" ||
+        { say "--plan failed"; return 1; }
+    awk '$1 == "this" && $2 == "run" && NF > 4 && $3 ~ /^[0-9]/ { print $4; exit }' "$work/plan"
+}
+# Steps 6 to 10 take the FLOPs of steps 1 to 5 on the busiest rank, at 75 % of the GPU's bf16 peak.
+predicted() { # WORLD GPU PEAK FLAGS...
+    local flags=(--plan-world-size "$1" --gpus-per-node "$(($1 < 8 ? $1 : 8))" --plan-gpu "$2" "${muon[@]}" "${@:4}")
+    local five ten tflop
+    five=$(step_ms "${flags[@]}") && ten=$(step_ms "${flags[@]}" --muon-num-ns-steps 10) || return 1
+    tflop=$(sed -nE 's/.*Newton-Schulz per step: .*at most ([0-9.e+]+) on.*/\1/p' "$work/plan")
+    why="5 steps $five ms, 10 steps $ten ms, which are $tflop TFLOP"
+    awk -v a="$five" -v b="$ten" -v ms="$(awk "BEGIN { print 1e3 * $tflop / 2 / (0.75 * $3) }")" \
+        'BEGIN { d = b - a - ms; exit !(ms > 1 && d < 0.11 && d > -0.11) }'
+}
+check "--plan-network counts Newton-Schulz: one GPU" predicted 1 H100 989
+check "--plan-network counts Newton-Schulz: 16 GPUs" predicted 16 A100 312
+check "--plan-network counts Newton-Schulz: every rank updates all" predicted 16 H100 989 \
+    --data-parallel-sharding-strategy no_shard
 check "an update beyond the range ends the run" refused 4 "the update on rank" 2 "${muon[@]}" --lr 3.4e38 \
     --min-lr 0 --lr-decay-style constant --lr-warmup-iters 0
 check "cubic5 has 5 steps" refused 2 "exactly 5 steps" 1 "${muon[@]}" --muon-coefficient-type cubic5 \

@@ -54,8 +54,6 @@ static void impossible_flags_are_refused(void **state) {
         {MUON "--muon-fp32-matmul-prec high", "--muon-fp32-matmul-prec high: not one of medium"},
         {MUON "--muon-scalar-optimizer lion", "--muon-scalar-optimizer lion: not one of adam"},
         {MUON "--tensor-model-parallel-size 2", "above 1 yet; add --muon-tp-mode blockwise"},
-        {MUON "--optimizer-cpu-offload", "does not support --optimizer-cpu-offload"},
-        {MUON "--optimizer-disk-offload state", "does not support --optimizer-disk-offload"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) must_fail(bad[i].line, 0, bad[i].what);
 }
