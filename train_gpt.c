@@ -157,6 +157,7 @@ static void train_step(Run *run, GPT *gpt) {
             applied_n = run->scheduled + (run->status_unread ? run->step_batch : 0);
     zero_update(run->zero, schedule_lr(&run->schedule, applied_n), schedule_lr(&run->schedule, skipped_n),
                 schedule_weight_decay(&run->schedule, run->consumed_train));
+    fp8_update_scales(gpt);
     read_step_status(run, 1, false);
     run->status_unread = true;
     run->step_batch = batch;

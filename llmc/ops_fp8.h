@@ -95,7 +95,8 @@ typedef struct Fp8Product {
 void op_fp8_product(Stream *s, const Fp8Product *a);
 
 // Delayed scaling (Transformer Engine): appends the absolute maxima of the step to the histories
-// and sets the scales of the next step. Clears scale->absmax.
+// and sets the scales of the next step. Clears scale->absmax. If the step is skipped, only clears it,
+// because the gradients of such a step may be far too large.
 typedef struct Fp8Update {
     int tensors;
     Fp8Scale *scale;      // (tensors) in and out
@@ -106,6 +107,7 @@ typedef struct Fp8Update {
     int length;
     bool most_recent;  // --fp8-amax-compute-algo most_recent: the newest entry, else the largest
     int margin;
+    const int32_t *applied;  // 0: the step is skipped; NULL: never
 } Fp8Update;
 // A tensor whose maximum over the ranks is 0 (not quantized in this step) keeps history and scale.
 // A maximum that is not finite enters the history as 0. If the history gives 0, the scale stays.

@@ -217,7 +217,7 @@ void op_fp8_update_scales(Stream *s, const Fp8Update *a) {
     for (int t = 0; t < a->tensors; t++) {
         uint32_t max = 0;
         for (int r = 0; r < a->ranks; r++) max = max_u32(max, a->all[(int64_t)r * a->tensors + t].absmax);
-        if (max != 0) update_scale(a, t, max);
+        if (max != 0 && (!a->applied || *a->applied)) update_scale(a, t, max);
         a->scale[t].absmax = 0;
     }
 }

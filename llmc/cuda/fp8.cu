@@ -118,7 +118,7 @@ static __global__ void __launch_bounds__(UPDATE_WARPS *WARP) update_scales_kerne
     largest = __reduce_max_sync(0xFFFFFFFFu, largest);
     Fp8Scale *scale = &a.scale[tensor];
     if (lane == 0) scale->absmax = 0;
-    if (largest == 0) return;
+    if (largest == 0 || (a.applied && !*a.applied)) return;
     const uint32_t newest = largest < 0x7F800000u ? largest : 0;
     float *history = a.history + (int64_t)tensor * a.length;
     uint32_t kept = newest;  // largest entry of the new history

@@ -1,5 +1,5 @@
 // Delayed scaling of FP8 linear layers, with the semantics of Transformer Engine: see gpt.h. Called
-// by gpt_init.c, micro_batches.c, transformer.c and llmc/run/resume.c.
+// by gpt_init.c, micro_batches.c, transformer.c, train_gpt.c and llmc/run/resume.c.
 #include <stdlib.h>
 
 #include "llmc/model/gpt.h"
@@ -55,21 +55,26 @@ void fp8_start_scales(GPT *gpt) {
 
 // The step status is computed later, and zero.c orders it: it runs after the work on `compute`, and
 // `compute` waits for it. So all ranks use the group's communicator in the same order.
+void fp8_gather_maxima(GPT *gpt) {
+    const Fp8 *f = &gpt->fp8;
+    if (!delayed(f)) return;
+    copy_on_device(gpt->stream, own_part(gpt), f->scale, scale_bytes(f));
+    comm_all_gather(mesh_status_group(gpt->mesh), f->all, scale_bytes(f), gpt->stream);
+}
+
 void fp8_update_scales(GPT *gpt) {
     const Fp8 *f = &gpt->fp8;
     if (!delayed(f)) return;
-    const Group *group = mesh_status_group(gpt->mesh);
-    copy_on_device(gpt->stream, own_part(gpt), f->scale, scale_bytes(f));
-    comm_all_gather(group, f->all, scale_bytes(f), gpt->stream);
     Fp8Update update = {.tensors = f->scales,
                         .scale = f->scale,
                         .all = f->all,
-                        .ranks = group->size,
+                        .ranks = mesh_status_group(gpt->mesh)->size,
                         .type = f->format,
                         .history = f->history,
                         .length = f->history_length,
                         .most_recent = f->most_recent,
-                        .margin = f->margin};
+                        .margin = f->margin,
+                        .applied = &zero_status_on_device(gpt->zero)->applied};
     op_fp8_update_scales(gpt->stream, &update);
 }
 

@@ -365,7 +365,8 @@ void gpt_head(GPT *gpt, const Pass *pass);
 // chunk, from the output's gradient in dresidual. Leaves the input's gradient in dresidual.
 void gpt_backward(GPT *gpt, const Pass *pass);
 // Sums the gradients of tied embeddings over the first and last stage and hands the embedding
-// gradients to ZeRO, and updates delayed FP8 scales. Call after the step's last backward pass.
+// gradients to ZeRO, and gathers the maxima for delayed FP8 scales. Call after the step's last
+// backward pass.
 // Collective over mesh->embedding, and with delayed scales over mesh_status_group.
 void gpt_end_backward(GPT *gpt);
 
@@ -418,8 +419,8 @@ void fp8_linear_backward(const GPT *gpt, const Pass *pass, int l, LayerLinear wh
 // --- fp8_scaling.c: delayed scaling (--fp8-recipe delayed) ---------------------------------------
 //
 // Every pass of a training step accumulates the largest absolute value of each operand in
-// Fp8Scale.absmax. After the last pass, the maxima over all ranks enter the histories, from which
-// the scales of the next step follow. All ranks hold the scales and histories of all layers, so
+// Fp8Scale.absmax. Once the step has been applied, the maxima over all ranks enter the histories,
+// from which the scales of the next step follow; those of skipped steps are dropped. All ranks hold the scales and histories of all layers, so
 // they are bitwise identical and a checkpoint loads into any layout.
 
 // Index of a scale. layer: index in the whole model.
@@ -430,8 +431,11 @@ static inline int fp8_scale_index(int layer, LayerLinear which, Fp8Operand opera
 void fp8_reserve_scales(GPT *gpt, MemoryPlan *plan);
 // Sets scales to 1 and histories to 0. No-op without FP8.
 void fp8_start_scales(GPT *gpt);
-// Updates histories and scales after the last pass of a training step. Collective over
-// mesh_status_group. No-op unless the recipe is delayed.
+// All-gathers the maxima after the last pass of a training step. Collective over mesh_status_group.
+// No-op unless the recipe is delayed.
+void fp8_gather_maxima(GPT *gpt);
+// Updates histories and scales from the gathered maxima, unless the step is skipped. Call it after
+// zero_update. No-op unless the recipe is delayed.
 void fp8_update_scales(GPT *gpt);
 // Encloses gpt_warm_up (begins: before it, else after it), whose tensors must not enter the
 // histories.

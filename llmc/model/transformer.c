@@ -604,5 +604,5 @@ void gpt_end_backward(GPT *gpt) {
         if (gpt->tied) gpt_exchange_words(gpt);
         zero_reduce_unit(gpt->zero, 0, true);
     }
-    fp8_update_scales(gpt);
+    fp8_gather_maxima(gpt);
 }

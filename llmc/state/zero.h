@@ -66,6 +66,9 @@ const GradFormat *zero_grad_format(const Zero *zero, bool quantized);
 const WeightFormat *zero_weight_format(const Zero *zero);
 // Returns the parameters. count: receives their number; may be NULL.
 const Tensor *zero_tensors(const Zero *zero, int *count);
+// Returns the status of the latest step in device memory (1). On compute it is valid after
+// zero_update.
+const StepStatus *zero_status_on_device(const Zero *zero);
 // Returns the loss accumulator in device memory (1), to which the model adds on compute.
 float *zero_loss_sum(const Zero *zero);
 // Returns true if the ranks of the node should map each other's memory. *why: code 0 if mapping

@@ -359,6 +359,7 @@ const GradFormat *zero_grad_format(const Zero *zero, bool quantized) {
     return quantized ? &zero->base.grad_format : &zero->base.plain_grad_format;
 }
 const WeightFormat *zero_weight_format(const Zero *zero) { return &zero->base.weight_format; }
+const StepStatus *zero_status_on_device(const Zero *zero) { return zero->base.control; }
 float *zero_loss_sum(const Zero *zero) { return zero->loss_sum; }
 
 const Tensor *zero_tensors(const Zero *zero, int *count) {

@@ -88,6 +88,15 @@ evaluations() {
         same_training one silent && same_state one silent 12
 }
 check "evaluations do not change the scales" evaluations
+skipped() { # a corrupted gradient makes the norm infinite in step 3
+    SDP4BIT_FAULT=message:1:3:0:-2 logged skipped 4 "${run[@]}" "${fp8[@]}" --gradient-alltoall-pipeline 1 \
+        --gpus-per-node 2 --on-nan skip --exit-interval 4 --save "$work/skipped" --save-interval 1 || return 1
+    [ "$(field skipped skipped | tr '\n' ' ')" = "1 false 2 false 3 true 4 false " ] ||
+        { why="skipped: $(field skipped skipped | tr '\n' ' ')"; return 1; }
+    [ -n "$(state skipped 2)" ] && [ "$(state skipped 2)" = "$(state skipped 3)" ] &&
+        [ "$(state skipped 3)" != "$(state skipped 4)" ] || { why="scales of the skipped step"; return 1; }
+}
+check "a skipped step does not change the scales" skipped
 
 # extends FROM NAME: iteration 7 of NAME has the histories of iteration 6 of FROM and a new entry.
 extends() {

@@ -397,12 +397,17 @@ static void test_update(Bench *b, int ranks, int length, bool most_recent, int m
     a.all = all, a.type = type;
     copy_to_device(b->stream, a.scale, d.scale, sizeof d.scale);
     copy_to_device(b->stream, type, d.type, sizeof d.type);
+    const int32_t flags[2] = {0, 1};
+    int32_t *applied = (int32_t *)new_memory(b, sizeof flags);
+    copy_to_device(b->stream, applied, flags, sizeof flags);
     for (int step = 0; step < 4; step++) {
+        a.applied = step == 0 ? NULL : &applied[step != 2];
         draw_maxima(b, &d, ranks);
         for (int i = 0; i < ranks * TENSORS; i++) host[i].absmax = d.absmax[i];
         copy_to_device(b->stream, all, host, scales);
         op_fp8_update_scales(b->stream, &a);
-        update_on_host(&d, &a);
+        if (step != 2) update_on_host(&d, &a);
+        for (int i = 0; step == 2 && i < TENSORS; i++) d.scale[i].absmax = 0;
         Fp8Scale *scale = (Fp8Scale *)fetch(b, a.scale, TENSORS, sizeof(Fp8Scale));
         float *history = (float *)fetch(b, a.history, (int64_t)entries, sizeof(float));
         check(b->checks, memcmp(scale, d.scale, sizeof d.scale) == 0,
@@ -413,7 +418,7 @@ static void test_update(Bench *b, int ranks, int length, bool most_recent, int m
         free(scale), free(history);
     }
     device_free(b->device, a.scale), device_free(b->device, all), device_free(b->device, type),
-        device_free(b->device, a.history);
+        device_free(b->device, a.history), device_free(b->device, applied);
     free(d.absmax), free(d.history), free(host);
 }
 

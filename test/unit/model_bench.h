@@ -120,6 +120,7 @@ static inline float bench_pass(Bench *b, float loss_scale, bool backward, bool f
     gpt_head(g, &pass);
     if (backward) gpt_backward(g, &pass);
     if (backward && last) gpt_end_backward(g);
+    if (backward && last) fp8_update_scales(g);
     float loss;
     copy_to_host(b->compute, &loss, b->zero->loss_sum, sizeof loss);
     stream_synchronize(b->compute);

@@ -443,7 +443,7 @@ static void update(Delayed *d, float max, bool most_recent, int margin) {
         all[i].absmax = f32_bits(largest ? max : max / 2);
     }
     for (int t = 0; t < TENSORS; t++) d->scale[t].absmax = 77;
-    Fp8Update a = {TENSORS, d->scale, all, RANKS, type, d->history, LENGTH, most_recent, margin};
+    Fp8Update a = {TENSORS, d->scale, all, RANKS, type, d->history, LENGTH, most_recent, margin, NULL};
     op_fp8_update_scales(NULL, &a);
 }
 
@@ -504,11 +504,26 @@ static void delayed_scales_of_single_entries(void **state) {
     float history[2] = {5, 6};
     const uint8_t type[2] = {FP8_E4M3, FP8_E4M3};
     const Fp8Scale all[2] = {{1, 1, f32_bits(1.75f), 0}, {1, 1, 0, 0}};
-    Fp8Update a = {2, scale, all, 1, type, history, 1, false, 0};
+    Fp8Update a = {2, scale, all, 1, type, history, 1, false, 0, NULL};
     op_fp8_update_scales(NULL, &a);
     assert_true(history[0] == 1.75f && scale[0].scale == 256.0f && scale[0].absmax == 0);
     assert_true(history[1] == 6.0f && scale[1].scale == 2.0f && scale[1].inverse == 0.5f);
     assert_int_equal(scale[1].absmax, 0);
+}
+
+static void skipped_steps_only_clear_the_maxima(void **state) {
+    Fp8Scale scale = {.scale = 2, .inverse = 0.5f, .absmax = 3};
+    float history[2] = {5, 6};
+    const uint8_t type = FP8_E4M3;
+    const Fp8Scale all = {1, 1, f32_bits(1e38f), 0};
+    const int32_t applied[2] = {0, 1};
+    Fp8Update a = {1, &scale, &all, 1, &type, history, 2, false, 0, &applied[0]};
+    op_fp8_update_scales(NULL, &a);
+    assert_true(history[0] == 5 && history[1] == 6 && scale.scale == 2 && scale.inverse == 0.5f);
+    assert_int_equal(scale.absmax, 0);
+    a.applied = &applied[1];
+    op_fp8_update_scales(NULL, &a);
+    assert_true(history[0] == 6 && history[1] == 1e38f && scale.scale == 448.0f / 1e38f);
 }
 
 int main(void) {
@@ -525,6 +540,7 @@ int main(void) {
         cmocka_unit_test(delayed_scales_follow_the_largest_of_the_history),
         cmocka_unit_test(delayed_scales_follow_the_newest),
         cmocka_unit_test(delayed_scales_of_single_entries),
+        cmocka_unit_test(skipped_steps_only_clear_the_maxima),
     };
     return cmocka_run_group_tests_name("FP8 ops (" FLOATX_NAME ")", tests, NULL, NULL);
 }

@@ -108,6 +108,7 @@ static void check_rules(Settings s) {
             reference_step(&reference[i], absmax[i], largest, length, s.algo[1] == 'o', margin);
         }
         set_absmax(&b, absmax);
+        fp8_gather_maxima(&b.gpt);
         fp8_update_scales(&b.gpt);
         get_scales(&b, scale);
         Fp8State state = fp8_get_state(&b.gpt);
@@ -205,6 +206,36 @@ static void other_passes_leave_no_trace(void **state) {
     bench_close(&b);
 }
 
+// The maxima of a skipped step are dropped, whatever they are.
+static void skipped_steps_leave_no_trace(void **state) {
+    Bench b;
+    Fp8Scale before[SCALES], after[SCALES];
+    float absmax[SCALES];
+    StepStatus status;
+    open_model(&b, SIMPLE);
+    for (int i = 0; i < SCALES; i++) absmax[i] = 1 + (float)i;
+    set_absmax(&b, absmax);
+    fp8_gather_maxima(&b.gpt);
+    fp8_update_scales(&b.gpt);
+    get_scales(&b, before);
+    Fp8State kept = fp8_get_state(&b.gpt);
+    copy_to_host(b.compute, &status, zero_status_on_device(b.zero), sizeof status);
+    stream_synchronize(b.compute);
+    status.applied = 0;
+    copy_to_device(b.compute, b.zero->base.control, &status, sizeof status);
+    for (int i = 0; i < SCALES; i++) absmax[i] = i % 3 ? 1e38f : INFINITY;
+    set_absmax(&b, absmax);
+    fp8_gather_maxima(&b.gpt);
+    fp8_update_scales(&b.gpt);
+    get_scales(&b, after);
+    assert_memory_equal(before, after, sizeof before);  // absmax is 0 again
+    Fp8State now = fp8_get_state(&b.gpt);
+    assert_memory_equal(kept.history, now.history, (size_t)(SCALES * kept.length) * sizeof(float));
+    fp8_state_free(&kept);
+    fp8_state_free(&now);
+    bench_close(&b);
+}
+
 static void other_recipes_have_no_state(void **state) {
     static const Settings none[] = {{"hybrid", "tensorwise", "max", "3", "0"},
                                     {"none", "delayed", "max", "3", "0"}};
@@ -212,6 +243,7 @@ static void other_recipes_have_no_state(void **state) {
     for (int i = 0; i < 2; i++) {
         Bench b;
         open_model(&b, none[i]);
+        fp8_gather_maxima(&b.gpt);
         fp8_update_scales(&b.gpt);
         Fp8State empty = fp8_get_state(&b.gpt);
         assert_int_equal(empty.scales, 0);
@@ -232,6 +264,7 @@ static Fp8State after_some_steps(Settings s) {
         float absmax[SCALES];
         for (int i = 0; i < SCALES; i++) absmax[i] = random_absmax(&random);
         set_absmax(&b, absmax);
+        fp8_gather_maxima(&b.gpt);
         fp8_update_scales(&b.gpt);
     }
     Fp8State state = fp8_get_state(&b.gpt);
@@ -302,10 +335,10 @@ static void another_format_changes_scales(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rules_of_transformer_engine),   cmocka_unit_test(a_step_fills_every_history),
-        cmocka_unit_test(other_passes_leave_no_trace),   cmocka_unit_test(other_recipes_have_no_state),
-        cmocka_unit_test(restores_bit_exactly),          cmocka_unit_test(another_length_keeps_the_newest),
-        cmocka_unit_test(another_format_changes_scales),
+        cmocka_unit_test(rules_of_transformer_engine),     cmocka_unit_test(a_step_fills_every_history),
+        cmocka_unit_test(other_passes_leave_no_trace),     cmocka_unit_test(skipped_steps_leave_no_trace),
+        cmocka_unit_test(other_recipes_have_no_state),     cmocka_unit_test(restores_bit_exactly),
+        cmocka_unit_test(another_length_keeps_the_newest), cmocka_unit_test(another_format_changes_scales),
     };
     Launch launch;
     leaks_launch(&launch, &argc, &argv);
