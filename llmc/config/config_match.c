@@ -205,25 +205,34 @@ static bool match_optimizer(const Config *config, const cJSON *saved, const cJSO
     return true;
 }
 
+// Adds a note for every flag with these roles that differs, or only for the first.
+static void note_differences(const cJSON *saved, const cJSON *now, int roles, bool all, const char *effect,
+                             char *notes, size_t notes_bytes) {
+    Difference d;
+    int at = 0;
+    while (next_difference(saved, now, roles, &at, &d)) {
+        options_note(notes, notes_bytes, "%s was %s in the checkpoint and is now %s, so %s", d.key, d.was,
+                     d.is, effect);
+        if (!all) break;
+    }
+}
+
+static bool in_fp8(const cJSON *arguments) {
+    const cJSON *format = cJSON_GetObjectItemCaseSensitive(arguments, "fp8_format");
+    return cJSON_IsString(format) && strcmp(format->valuestring, "none") != 0;
+}
+
 static bool match(Config *config, const cJSON *saved, const cJSON *now, char *notes, size_t notes_bytes,
                   Error *err) {
     if (!match_model(config, saved, now, err)) return false;
     if (config->finetune) return true;
     if (!match_optimizer(config, saved, now, notes, notes_bytes, err)) return false;
     if (!match_schedule(config, saved, now, err)) return false;
-    Difference d;
-    int at = 0;
-    while (next_difference(saved, now, DATA, &at, &d)) {
-        options_note(notes, notes_bytes,
-                     "%s was %s in the checkpoint and is now %s, so training continues with the data in a "
-                     "different order",
-                     d.key, d.was, d.is);
-    }
-    if (first_difference(saved, now, PRECISION, &d)) {
-        options_note(notes, notes_bytes,
-                     "%s was %s in the checkpoint and is now %s, so linear layers round differently", d.key,
-                     d.was, d.is);
-    }
+    note_differences(saved, now, DATA, true, "training continues with the data in a different order", notes,
+                     notes_bytes);
+    // From bf16 to FP8 and back, only the first of these flags matters: the format.
+    note_differences(saved, now, PRECISION, in_fp8(saved) && in_fp8(now), "linear layers round differently",
+                     notes, notes_bytes);
     return true;
 }
 
