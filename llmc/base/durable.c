@@ -36,8 +36,10 @@ static const char *advice(int number) {
 
 bool durable_error(Error *err, const char *verb, const char *path) {
     int number = errno;
-    return ckpt_error(err, "cannot %s %s: %s; %s", verb, path,
-                      number ? strerror(number) : "the file ended early", advice(number));
+    ckpt_error(err, "cannot %s %s: %s; %s", verb, path, number ? strerror(number) : "the file ended early",
+               advice(number));
+    errno = number;
+    return false;
 }
 
 bool write_all(int fd, const void *data, uint64_t bytes) {
@@ -114,7 +116,9 @@ bool durable_make_folders(const char *path, Error *err) {
         copy[i] = '/';
     }
     ok = ok && make_folder(copy, err);
+    int number = errno;
     free(copy);
+    errno = number;
     return ok;
 }
 

@@ -7,7 +7,7 @@
 LLMC_BEGIN
 
 // Fills err from errno (0: the file ended early): "cannot <verb> <path>: <strerror>; <advice for
-// this errno>". Returns false.
+// this errno>". Returns false and keeps errno.
 bool durable_error(Error *err, const char *verb, const char *path);
 
 // write(2) and pread(2) of all bytes, handling EINTR and short counts. pread_all returns false with
@@ -15,7 +15,7 @@ bool durable_error(Error *err, const char *verb, const char *path);
 bool write_all(int fd, const void *data, uint64_t bytes);
 bool pread_all(int fd, void *data, uint64_t bytes, uint64_t offset);
 
-// Creates directories (mkdir -p), each fsynced into its parent.
+// Creates directories (mkdir -p), each fsynced into its parent. Sets errno on failure.
 bool durable_make_folders(const char *path, Error *err);
 // Creates the directory and checks that it is writable. Called before a run, so that it does not
 // fail hours later.

@@ -48,6 +48,19 @@ static void remove_leftovers(int folder, const char *prefix) {
     closedir(list);
 }
 
+// Returns what to do if the folder cannot be used.
+static const char *folder_advice(int reason) {
+    switch (reason) {
+        case EACCES:
+        case EPERM:
+        case EROFS: return "check the permissions, or choose another --optimizer-disk-offload folder";
+        case ENOENT: return "check the path; every host needs a local folder of this name";
+        case ENOSPC:
+        case EDQUOT: return "free space there, or choose another --optimizer-disk-offload folder";
+        default: return "choose a --optimizer-disk-offload folder on a local disk";
+    }
+}
+
 static bool lock_folder(ScratchFolder *f, double seconds, Error *err) {
     const struct timespec pause = {0, 100000000};
     Names names = names_of_host();
@@ -71,19 +84,19 @@ static bool lock_folder(ScratchFolder *f, double seconds, Error *err) {
             "%s/%s belongs to another user or is a link; remove it if no job uses the folder, "
             "or choose another --optimizer-disk-offload folder",
             f->path, names.lock);
-    return system_error(err, "cannot lock %s: %s; choose a --optimizer-disk-offload folder on a local disk",
-                        f->path, strerror(reason));
+    return system_error(err, "cannot lock %s: %s; %s", f->path, strerror(reason), folder_advice(reason));
 }
 
 static bool open_folder(ScratchFolder *f, Error *err) {
     if (!durable_make_folders(f->path, err)) {
         err->code = EXIT_ENVIRONMENT;
-        return false;
+        // durable.c advises to check that all ranks see the same file system.
+        return errno == ENOENT && system_error(err, "cannot make folder %s: %s; %s", f->path,
+                                               strerror(ENOENT), folder_advice(ENOENT));
     }
     f->folder = open(f->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     return f->folder >= 0 ||
-           system_error(err, "cannot open %s: %s; choose another --optimizer-disk-offload folder", f->path,
-                        strerror(errno));
+           system_error(err, "cannot open %s: %s; %s", f->path, strerror(errno), folder_advice(errno));
 }
 
 bool scratch_claim(ScratchFolder *f, const char *path, double seconds, Peers host, Error *err) {
@@ -298,12 +311,13 @@ static bool use_direct(int fd) {
     return works || fcntl(fd, F_SETFL, O_RDWR) != 0;
 }
 
-// Reserves the space. File systems without fallocate get a sparse file.
+// Reserves the space. File systems (EOPNOTSUPP) and kernels (ENOSYS) without fallocate get a sparse
+// file.
 static bool reserve_space(int fd, int64_t bytes) {
     int result;
     do result = fallocate(fd, 0, 0, bytes);
     while (result != 0 && errno == EINTR);
-    return result == 0 || (errno == EOPNOTSUPP && ftruncate(fd, bytes) == 0);
+    return result == 0 || ((errno == EOPNOTSUPP || errno == ENOSYS) && ftruncate(fd, bytes) == 0);
 }
 
 bool scratch_open(ScratchFile *f, const ScratchFolder *folder, int64_t bytes, int threads, const Site *site,

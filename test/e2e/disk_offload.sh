@@ -55,6 +55,13 @@ without_direct() {
     with SHIM_NO_DIRECT=1 -- same_as_reference buffered && slower "does not support O_DIRECT"
 }
 check "without O_DIRECT" without_direct
+sparse() { # ENOSYS: an old kernel; EOPNOTSUPP: the file system
+    local errno
+    for errno in 38 95; do
+        with SHIM_NO_FALLOCATE=$errno -- same_as_reference "sparse$errno" || return 1
+    done
+}
+check "without fallocate" sparse
 short() { with SHIM_NO_URING=1 SHIM_IO_SHORT=1 -- same_as_reference short; }
 check "short reads and writes" short
 slow() { with SHIM_NO_URING=1 SHIM_IO_MS=5 -- same_as_reference slow; }
@@ -108,6 +115,15 @@ unusable() {
     refused 3 "cannot make folder $work/file: " 2 "${several[@]}" --optimizer-disk-offload "$work/file/state"
 }
 check "a folder that cannot be created" unusable
+check "a path that does not exist: every host has a folder of its own" refused 3 \
+    "/proc/none/state: No such file or directory; check the path; every host needs a local folder" 2 \
+    "${several[@]}" --optimizer-disk-offload /proc/none/state
+forbidden() { # even root cannot create files there
+    train 1 --optimizer-disk-offload /sys
+    error_names 3 "cannot lock /sys: " $? && grep -q '; check the permissions, or choose another' "$work/err" ||
+        { say "$why"; return 1; }
+}
+check "a folder without permission" forbidden
 
 # --- full and failing disks ---
 full() {

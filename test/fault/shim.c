@@ -18,6 +18,7 @@
 //   SHIM_IO_MS     extra time of each
 //   SHIM_NO_URING  1: io_uring is not permitted
 //   SHIM_NO_DIRECT 1: O_DIRECT is not supported
+//   SHIM_NO_FALLOCATE  errno of fallocate()
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -155,6 +156,11 @@ int fcntl(int fd, int command, ...) {
         return -1;
     }
     return (int)syscall(SYS_fcntl, fd, command, argument);
+}
+
+int fallocate(int fd, int mode, off_t at, off_t bytes) {
+    errno = (int)setting("SHIM_NO_FALLOCATE");
+    return errno ? -1 : (int)syscall(SYS_fallocate, fd, mode, at, bytes);
 }
 
 ssize_t read(int fd, void *data, size_t bytes) {
