@@ -95,8 +95,8 @@ typedef struct Fp8Product {
 void op_fp8_product(Stream *s, const Fp8Product *a);
 
 // Delayed scaling (Transformer Engine): appends the absolute maxima of the step to the histories
-// and sets the scales of the next step. Clears scale->absmax. If the step is skipped, only clears it,
-// because the gradients of such a step may be far too large.
+// and sets the scales of the next step. Clears scale->absmax. If the step is skipped, only clears
+// it, because the gradients of such a step may be far too large.
 typedef struct Fp8Update {
     int tensors;
     Fp8Scale *scale;      // (tensors) in and out

@@ -420,8 +420,9 @@ void fp8_linear_backward(const GPT *gpt, const Pass *pass, int l, LayerLinear wh
 //
 // Every pass of a training step accumulates the largest absolute value of each operand in
 // Fp8Scale.absmax. Once the step has been applied, the maxima over all ranks enter the histories,
-// from which the scales of the next step follow; those of skipped steps are dropped. All ranks hold the scales and histories of all layers, so
-// they are bitwise identical and a checkpoint loads into any layout.
+// from which the scales of the next step follow. The maxima of skipped steps are dropped. All ranks
+// hold the scales and histories of all layers, so they are bitwise identical and a checkpoint loads
+// into any layout.
 
 // Index of a scale. layer: index in the whole model.
 static inline int fp8_scale_index(int layer, LayerLinear which, Fp8Operand operand) {

@@ -192,8 +192,9 @@ step_ms() {
 }
 # Steps 6 to 10 take the FLOPs of steps 1 to 5 on the busiest rank, at 75 % of the GPU's bf16 peak.
 predicted() { # WORLD GPU PEAK FLAGS...
-    local flags=(--plan-world-size "$1" --gpus-per-node "$(($1 < 8 ? $1 : 8))" --plan-gpu "$2" "${muon[@]}" "${@:4}")
+    local flags=(--plan-world-size "$1" --gpus-per-node "$(($1 < 8 ? $1 : 8))" --plan-gpu "$2" "${muon[@]}")
     local five ten tflop
+    flags+=("${@:4}")
     five=$(step_ms "${flags[@]}") && ten=$(step_ms "${flags[@]}" --muon-num-ns-steps 10) || return 1
     tflop=$(sed -nE 's/.*Newton-Schulz per step: .*at most ([0-9.e+]+) on.*/\1/p' "$work/plan")
     why="5 steps $five ms, 10 steps $ten ms, which are $tflop TFLOP"
