@@ -204,7 +204,8 @@ $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(TOOL_LIB) $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
 	$(call link_cpu,-lcmocka)
 # Programs that compare with the single-process communication simulator.
-SIMULATOR_TESTS := mpi/test_sdp4bit_mpi mpi/test_local_mpi unit/sdp4bit/test_simulator
+SIMULATOR_TESTS := mpi/test_sdp4bit_mpi mpi/test_local_mpi unit/sdp4bit/test_simulator \
+                   unit/sdp4bit/test_activations
 $(SIMULATOR_TESTS:%=$(BUILD)/test/%): $(BUILD)/obj/test/mpi/simulator.o
 
 CONVERT_TESTS := unit/convert/test_hf unit/convert/test_hf_ids unit/convert/test_megatron \

@@ -16,6 +16,8 @@ static uint64_t message_key(const WireChecks *checks, bool weights, int b, int k
            micro_batch << 44;
 }
 
+static bool between_stages(WireHop hop) { return hop == HOP_ACTIVATIONS || hop == HOP_ACTIVATION_GRADIENTS; }
+
 static bool sealed(const WireChecks *checks, const MessageLayout *message) {
     return checks->sealed && message->check;
 }
@@ -31,6 +33,7 @@ static void inject(WireChecks *checks, uint8_t *arrived, int64_t bytes, Stream *
 static const Group *level_of(const Mesh *mesh, WireHop hop) {
     if (hop == HOP_WEIGHT_LAYER || hop == HOP_LAYER_NODE) return &mesh->shards;
     if (hop == HOP_LAYER_RAIL) return &mesh->shard_rail;
+    if (between_stages(hop)) return &mesh->pp;
     if (hop == HOP_OUTER || hop == HOP_OUTER_MEAN) return &mesh->replica_groups;
     bool node = hop == HOP_GRAD_NODE || hop == HOP_WEIGHT_NODE || hop == HOP_REDUCED_NODE;
     return node ? &mesh->node : &mesh->rail;
@@ -164,6 +167,38 @@ void wire_gather_rows(WireChecks *checks, int b, const CommRow *row, int rows, S
                           mismatch(HOP_WEIGHT_LAYER, b));
 }
 
+// Describes one message for the checksum kernels. No two messages of a step share a key.
+static SealMessages seal_of_stage(const WireChecks *checks, const StageMessage *which,
+                                  const MessageLayout *message, uint8_t *memory) {
+    SealMessages s = {0};
+    s.messages = memory;
+    s.count = 1;
+    s.skip = -1;
+    s.bytes = message->bytes;
+    s.key = replica_mix((uint64_t)checks->step, (uint32_t)which->micro_batch) ^ (uint64_t)which->layer << 32 ^
+            (uint64_t)which->hop << 56;
+    s.first = (uint32_t)which->from << 16 | (uint32_t)which->to;
+    return s;
+}
+
+void wire_seal_stage(WireChecks *checks, const StageMessage *which, const MessageLayout *message,
+                     uint8_t *send, Stream *stream) {
+    assert(between_stages(which->hop) && which->micro_batch >= 0);
+    if (!sealed(checks, message)) return;
+    SealMessages s = seal_of_stage(checks, which, message, send);
+    kernel_seal_messages(stream, &s);
+}
+
+void wire_check_stage(WireChecks *checks, const StageMessage *which, const MessageLayout *message,
+                      uint8_t *recv, Stream *stream) {
+    assert(between_stages(which->hop) && which->micro_batch >= 0);
+    inject(checks, recv, message_content(message), stream);
+    if (!sealed(checks, message)) return;
+    SealMessages s = seal_of_stage(checks, which, message, recv);
+    kernel_check_messages(stream, &s, sums_of(checks, which->hop), checks->fault,
+                          mismatch(which->hop, which->micro_batch) | (uint64_t)which->from);
+}
+
 static bool message_error(uint64_t fault, int receiver, const Mesh *mesh, Error *err) {
     static const char *const names[] = {"weights between nodes",
                                         "weights inside the node",
@@ -175,7 +210,9 @@ static bool message_error(uint64_t fault, int receiver, const Mesh *mesh, Error 
                                         "reduced gradients between nodes",
                                         "reduced gradients inside the node",
                                         "pseudo-gradients between nodes",
-                                        "mean pseudo-gradients between nodes"};
+                                        "mean pseudo-gradients between nodes",
+                                        "activations",
+                                        "gradients of activations"};
     WireHop hop = (WireHop)(fault >> 56 & 15);
     int b = (int)(fault >> 24 & 0xFFFFFFFF), slot = (int)(fault & 0xFFFFFF);
     // In a reduction a slot is a peer. In a gather, slots are [local][node], and the second hop
@@ -188,9 +225,10 @@ static bool message_error(uint64_t fault, int receiver, const Mesh *mesh, Error 
                            ? "it was corrupted in transit"
                            : "it is corrupt, or the weights of the two ranks already differed";
     return error_set(err, EXIT_COMMUNICATION,
-                     "message from rank %d to rank %d, %s, bucket %d: %s; restart from the last checkpoint "
+                     "message from rank %d to rank %d, %s, %s %d: %s; restart from the last checkpoint "
                      "and check the network and the memory of both hosts",
-                     group_peer(level_of(mesh, hop), receiver, slot), receiver, names[hop], b, what);
+                     group_peer(level_of(mesh, hop), receiver, slot), receiver, names[hop],
+                     between_stages(hop) ? "micro-batch" : "bucket", b, what);
 }
 
 bool fault_error(uint64_t fault, int rank, const Mesh *mesh, Error *err) {

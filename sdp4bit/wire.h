@@ -21,8 +21,10 @@ typedef enum WireHop {
     HOP_GRAD_RAIL,
     HOP_REDUCED_RAIL,  // reduced gradients, without sharding: all-gather
     HOP_REDUCED_NODE,
-    HOP_OUTER,       // pseudo-gradients between replica groups: all-to-all
-    HOP_OUTER_MEAN,  // mean of the pseudo-gradients: all-gather
+    HOP_OUTER,                 // pseudo-gradients between replica groups: all-to-all
+    HOP_OUTER_MEAN,            // mean of the pseudo-gradients: all-gather
+    HOP_ACTIVATIONS,           // hidden states, to the next pipeline stage
+    HOP_ACTIVATION_GRADIENTS,  // their gradients, to the previous pipeline stage
     WIRE_HOPS
 } WireHop;
 
@@ -68,6 +70,20 @@ void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int 
 // all rows, after the rows. Everything runs on `stream`.
 enum { WIRE_PART_BYTES = 2 * MESSAGE_ALIGN };
 void wire_gather_rows(WireChecks *checks, int b, const CommRow *row, int rows, Stream *stream);
+
+// A message of quantized activations on a link between pipeline stages.
+typedef struct StageMessage {
+    WireHop hop;
+    int from, to;     // ranks in mesh->pp
+    int micro_batch;  // index within the step
+    int layer;        // the model's layer that the hidden states enter
+} StageMessage;
+// The sender calls wire_seal_stage before link_send, the receiver wire_check_stage after
+// link_arrived.
+void wire_seal_stage(WireChecks *checks, const StageMessage *which, const MessageLayout *message,
+                     uint8_t *send, Stream *stream);
+void wire_check_stage(WireChecks *checks, const StageMessage *which, const MessageLayout *message,
+                      uint8_t *recv, Stream *stream);
 
 // Returns the fault code for a lossless message of bucket b that cannot be decoded. hop: the last
 // hop of the message. The kernel adds the slot.

@@ -129,8 +129,10 @@ enum {
     PURPOSE_INIT = 5,
     PURPOSE_SAMPLE = 6,
     PURPOSE_ROTATION = 7,
-    PURPOSE_OUTER = 16,           // pseudo-gradients sent between replica groups
-    PURPOSE_OUTER_MEAN = 17,      // mean of the pseudo-gradients, sent back
-    PURPOSE_OUTER_ROTATION = 18,  // rotations of both
+    PURPOSE_ACTIVATION = 8,           // hidden states sent between pipeline stages
+    PURPOSE_ACTIVATION_GRADIENT = 9,  // their gradients, sent back
+    PURPOSE_OUTER = 16,               // pseudo-gradients sent between replica groups
+    PURPOSE_OUTER_MEAN = 17,          // mean of the pseudo-gradients, sent back
+    PURPOSE_OUTER_ROTATION = 18,      // rotations of both
     PURPOSE_OUTER_MEAN_ROTATION = 19
 };

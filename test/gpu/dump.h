@@ -1,5 +1,5 @@
 // Device memory and printed results of kernels_dump. Included by kernels_dump.c,
-// dump_fp8.h and dump_lossless.h.
+// dump_activations.h, dump_fp8.h and dump_lossless.h.
 #pragma once
 #include <inttypes.h>
 #include <stdarg.h>

@@ -25,6 +25,7 @@
 #include "sdp4bit/kernels.h"
 #include "sdp4bit/layout.h"
 #include "test/gpu/dump.h"
+#include "test/gpu/dump_activations.h"
 #include "test/gpu/dump_fp8.h"
 #include "test/gpu/dump_lossless.h"
 
@@ -957,6 +958,7 @@ static void run_all(Dump *d, int64_t values) {
     kept_messages(d);
     lossless(d);
     fp8_codes(d);
+    activations(d);
     snprintf(d->prefix, sizeof d->prefix, "general");
     odd_nans(d, CODEC_INT8, CODEC_BF16);
     odd_nans(d, CODEC_BF16, CODEC_BF16);
