@@ -140,6 +140,9 @@ typedef struct Config {
     int64_t gradients_quantization_start_iteration;
     int gq_rounding, wq_rounding;  // enum Rounding of sdp4bit/codec.h
     bool error_feedback;           // for gradients between nodes
+    bool quantized_activations;    // between pipeline stages
+    int activation_quantization_bits_forward, activation_quantization_bits_backward;  // 16: not quantized
+    int aq_group_size, aq_rounding;                                                   // enum Rounding
     int64_t verify_replicas_interval;
     bool verify_wire;
     // local steps: nodes train independently and synchronize periodically. local_steps 1: off

@@ -412,6 +412,34 @@ static bool check_gradient_codec(const Parsed *p) {
     return true;
 }
 
+// Adds a note for each given flag whose name starts with `prefix`.
+static void note_unused(const Parsed *p, const char *prefix, const char *needs) {
+    int rows;
+    const Option *table = config_options(&rows);
+    for (int i = 0; i < rows; i++) {
+        if (p->given[i] && table[i].use == OPTION_USED && strncmp(table[i].name, prefix, strlen(prefix)) == 0)
+            NOTE("--%s has no effect without %s", table[i].name, needs);
+    }
+}
+
+// A group is within a token, so that messages of any number of tokens have whole groups.
+static bool check_activations(const Parsed *p) {
+    const Config *c = p->config;
+    if (!c->quantized_activations) {
+        note_unused(p, "activation-quantization-", "--quantized-activations");
+        note_unused(p, "aq-", "--quantized-activations");
+        return true;
+    }
+    if (c->pipeline_model_parallel_size == 1) {
+        return REFUSE(
+            "--quantized-activations needs --pipeline-model-parallel-size 2 or more, because only pipeline "
+            "stages send activations; add it, or drop --quantized-activations");
+    }
+    if (c->hidden_size % c->aq_group_size == 0) return true;
+    return REFUSE("--aq-group-size %d does not divide --hidden-size %d; use a multiple of 32 that does",
+                  c->aq_group_size, c->hidden_size);
+}
+
 static bool check_quantization(const Parsed *p) {
     const Config *c = p->config;
     if ((c->quantized_weights || c->quantized_gradients) && !c->use_distributed_optimizer) {
@@ -439,7 +467,7 @@ static bool check_quantization(const Parsed *p) {
     }
     if (c->error_feedback && c->local_steps > 1)
         NOTE("--error-feedback has no effect with --local-steps, which sends no gradients between nodes");
-    return true;
+    return check_activations(p);
 }
 
 // Without --fp8-format, the other FP8 flags would be ignored and the run slower than intended.
@@ -458,12 +486,7 @@ static bool check_fp8(const Parsed *p) {
 static bool check_optimizer(const Parsed *p) {
     const Config *c = p->config;
     bool muon = c->optimizer == OPTIMIZER_MUON;
-    int rows;
-    const Option *table = config_options(&rows);
-    for (int i = 0; i < rows && !muon; i++) {
-        if (p->given[i] && table[i].use == OPTION_USED && strncmp(table[i].name, "muon-", 5) == 0)
-            NOTE("--%s has no effect without --optimizer muon", table[i].name);
-    }
+    if (!muon) note_unused(p, "muon-", "--optimizer muon");
     const Rule rules[] = {
         {muon && c->tensor_model_parallel_size > 1 && c->muon_tp_mode != MUON_BLOCKWISE,
          "--muon-tp-mode duplicated does not support --tensor-model-parallel-size above 1 yet; add "

@@ -26,6 +26,10 @@
 #define BITS(flag, role, field, first, text) \
     USED(flag, role, int, OPTION_INT, field, first, .low = 2, .high = 8, .choices = CODEC_BITS_CHOICES, \
          .value = "N", .help = text)
+// A uniform codec, or 16 for unquantized activations.
+#define ACTIVATION_BITS(flag, field, text) \
+    USED(flag, FREE, int, OPTION_INT, field, "8", .low = 4, .high = 16, .choices = "4|8|16", .value = "N", \
+         .help = text)
 // Multiples of the Hadamard block size.
 #define GROUP(flag, role, field, first, most, text) \
     USED(flag, role, int, OPTION_INT, field, first, .low = 32, .high = most, .multiple = 32, .value = "N", \

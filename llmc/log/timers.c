@@ -40,6 +40,8 @@ static const struct {
     [TIMER_FORWARD_COMPUTE] = {"forward-compute", 2},
     [TIMER_BACKWARD_COMPUTE] = {"backward-compute", 2},
     [TIMER_BATCH_GENERATOR] = {"batch-generator", 2},
+    [TIMER_FORWARD_RECV] = {"forward-recv", 2},
+    [TIMER_BACKWARD_RECV] = {"backward-recv", 2},
     [TIMER_ALL_GRADS_SYNC] = {"all-grads-sync", 1},
     [TIMER_PARAMS_ALL_GATHER] = {"params-all-gather", 1},
     [TIMER_OPTIMIZER_CLIP_MAIN_GRAD] = {"optimizer-clip-main-grad", 1},

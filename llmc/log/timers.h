@@ -15,6 +15,8 @@ typedef enum Timer {
     TIMER_FORWARD_COMPUTE,
     TIMER_BACKWARD_COMPUTE,
     TIMER_BATCH_GENERATOR,
+    TIMER_FORWARD_RECV,   // part of forward-compute
+    TIMER_BACKWARD_RECV,  // part of backward-compute
     TIMER_ALL_GRADS_SYNC,
     TIMER_PARAMS_ALL_GATHER,
     TIMER_OPTIMIZER_CLIP_MAIN_GRAD,

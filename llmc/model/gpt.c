@@ -193,6 +193,7 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->tp.peer = config->tp_comm_backend == TP_COMM_PEER && ranks > 1;
     gpt->tp.C = gpt->C;
     fp8_describe(gpt, config);
+    messages_describe(gpt, config);
     place_tensors(gpt);
     describe_whole(gpt, config);
     keep_own(gpt);
@@ -220,6 +221,7 @@ void gpt_free(GPT *gpt) {
     }
     free(gpt->slot);
     free(gpt->input);
+    messages_free(gpt);
     free(gpt->fp8.weight);
     free(gpt->tensor);
     free(gpt->whole);

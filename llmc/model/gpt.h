@@ -9,6 +9,7 @@
 //   fp8_scaling.c      scales and histories of delayed scaling
 //   tensor_parallel.c  reductions and gathers of tensor and sequence parallelism
 //   micro_batches.c    the passes of a step in pipeline order
+//   stage_messages.c   messages between pipeline stages
 //   tied_embedding.c   gradient of tied embeddings across pipeline stages
 //   head_scores.c      log-likelihoods for --eval-tasks
 //   next_logits.c      logits of the next token, for sampling
@@ -34,6 +35,7 @@
 #include "llmc/ranks/peers.h"
 #include "llmc/state/fp8_state.h"
 #include "llmc/state/zero.h"
+#include "sdp4bit/activations.h"
 LLMC_BEGIN
 
 // --- tensor_parallel.c ---------------------------------------------------------------------------
@@ -228,6 +230,20 @@ typedef struct MicroBatch {
     int64_t sent;       // value of Pipeline.sent_ahead after the latest send of this slot's output
 } MicroBatch;
 
+// Messages that pipeline stages send in one direction: hidden states to the next stage, or their
+// gradients to the previous one. Training passes quantize them if `quantized` is set. Evaluation
+// always sends bf16, so that losses measure the model and not the messages.
+enum { MESSAGES_EXPECTED = 2 };  // receives that may be posted before the first is decoded
+typedef struct StageMessages {
+    ActivationFormat format;
+    bool quantized;
+    MessageLayout layout;            // of a quantized message
+    int sends;                       // 0: this stage sends nothing in this direction
+    uint8_t **out;                   // (sends) messages of GPT.slot, or of GPT.dresidual
+    uint8_t *in[MESSAGES_EXPECTED];  // received messages, in turn; NULL: this stage receives nothing
+    int64_t expected, arrived;       // numbers of messages
+} StageMessages;
+
 typedef struct GPT {
     int B, T, C, NH, HD, A, F, L, V, P;  // L: layers of the stage. P: 0 with rotary positions
     int words;                           // vocabulary size without padding
@@ -291,6 +307,8 @@ typedef struct GPT {
     floatX *cache;   // (L, 2, NG, T, HD) KV cache of one sequence; NULL in training
     TensorParallel tp;
     Pipeline pipeline;
+    StageMessages messages[2];  // by PassDirection
+    ActivationScratch message_scratch;
     void *workspace;  // workspace of the linear, attention and LM head ops
     void *scratch;    // (scratch_bytes) for ops without a workspace
     size_t scratch_bytes;
@@ -448,6 +466,28 @@ Fp8State fp8_get_state(const GPT *gpt);
 // oldest entries, or are extended by zeros; the scales follow from this run's flags. Returns false
 // if the state is empty or has another number of scales; then nothing changes.
 bool fp8_set_state(GPT *gpt, const Fp8State *state);
+
+// --- stage_messages.c: messages between pipeline stages ------------------------------------------
+
+// Returns the format of messages in one direction, and the bytes of one message with `rows` rows.
+ActivationFormat messages_format(const Config *config, PassDirection direction);
+int64_t messages_bytes(const Config *config, PassDirection direction, int64_t rows);
+// Sets gpt->messages from the config.
+void messages_describe(GPT *gpt, const Config *config);
+// Reserves buffers in the memory plan. No-op without quantized messages.
+void messages_reserve(GPT *gpt, MemoryPlan *plan);
+// Uploads tables. No-op without quantized messages.
+void messages_start(GPT *gpt);
+void messages_free(GPT *gpt);
+// Posts the receive of the pass's input: of hidden states, or of the gradient of its output.
+void messages_expect(GPT *gpt, const Pass *p);
+// Waits for this input, and decodes it.
+void messages_receive(GPT *gpt, const Pass *p);
+// Sends the pass's output. The caller has waited until its previous message from the same buffer
+// has been sent.
+void messages_send(GPT *gpt, const Pass *p);
+// Launches the kernels once, on zeros: see gpt_needs_warm_up.
+void messages_warm_up(GPT *gpt, const Pass *p);
 
 // --- tied_embedding.c: tied embeddings on two pipeline stages ------------------------------------
 

@@ -17,6 +17,7 @@ void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *tim
     op_set_scratch(device, gpt->scratch, gpt->scratch_bytes);
     if (gpt->rotary) gpt_upload_rope_table(gpt);
     fp8_start_scales(gpt);
+    messages_start(gpt);
     // Generation has no backward pass, so all layers update the hidden states in one buffer.
     MicroBatch *m = &gpt->slot[0];
     for (int l = 0; gpt->cache && l <= gpt->stage.layers; l++) m->residual[l] = m->embedded;

@@ -148,6 +148,7 @@ static void reserve_pipeline(GPT *gpt, MemoryPlan *plan) {
     for (int i = 1; gpt->mesh->pp.size > 1 && i < GRADIENT_SLOTS; i++) {
         memory_plan_reserve(plan, "pipeline", "gradients in flight", bytes, (void **)&gpt->dresidual[i]);
     }
+    messages_reserve(gpt, plan);
 }
 
 void gpt_reserve(GPT *gpt, MemoryPlan *plan) {

@@ -12,15 +12,10 @@
 
 #include "llmc/model/gpt.h"
 
-static size_t hidden_bytes(const GPT *gpt, const Pass *p) {
-    return (size_t)gpt_own_rows(gpt, p).count * (size_t)gpt->C * sizeof(floatX);
-}
-
 // --- messages to and from the neighboring stages -------------------------------------------------
 
 static void expect_input(GPT *gpt, const Pass *p) {
-    if (gpt_embeds(gpt, p)) return;
-    link_expect(gpt->pipeline.from_before, gpt->input[p->input], hidden_bytes(gpt, p), gpt->stream);
+    if (!gpt_embeds(gpt, p)) messages_expect(gpt, p);
 }
 
 // Waits until the previous content of this pass's gradient buffer has been sent.
@@ -34,23 +29,23 @@ static void receive_forward_send(GPT *gpt, const Pass *p) {
     Pipeline *pipeline = &gpt->pipeline;
     MicroBatch *m = &gpt->slot[p->slot];
     if (!gpt_embeds(gpt, p)) {
-        link_arrived(pipeline->from_before, gpt->stream);
+        messages_receive(gpt, p);
         m->residual[0] = gpt->input[p->input];
     }
     if (pipeline->to_next) link_sent(pipeline->to_next, (int)(pipeline->sent_ahead - m->sent), gpt->stream);
     gpt_forward(gpt, p);
     if (gpt_heads(gpt, p)) return;
-    link_send(pipeline->to_next, m->residual[gpt->stage.layers], hidden_bytes(gpt, p), gpt->stream);
+    messages_send(gpt, p);
     m->sent = ++pipeline->sent_ahead;
 }
 
 static void receive_backward_send(GPT *gpt, const Pass *p) {
     Pipeline *pipeline = &gpt->pipeline;
     if (gpt_heads(gpt, p)) free_gradient_buffer(gpt, p);
-    else link_arrived(pipeline->from_next, gpt->stream);
+    else messages_receive(gpt, p);
     gpt_backward(gpt, p);
     if (gpt_embeds(gpt, p)) return;
-    link_send(pipeline->to_before, gpt->dresidual[p->gradient], hidden_bytes(gpt, p), gpt->stream);
+    messages_send(gpt, p);
     pipeline->gradient_sent[p->gradient] = ++pipeline->sent_back;
 }
 
@@ -98,8 +93,7 @@ static void expect(const PassSchedule *s, int i) {
         expect_input(gpt, &pass);
     } else if (!gpt_heads(gpt, &pass)) {
         free_gradient_buffer(gpt, &pass);
-        link_expect(gpt->pipeline.from_next, gpt->dresidual[pass.gradient], hidden_bytes(gpt, &pass),
-                    gpt->stream);
+        messages_expect(gpt, &pass);
     }
 }
 
@@ -162,11 +156,13 @@ void gpt_warm_up(GPT *gpt, const Pass *loaded) {
     for (int again = 0; again < 1 + pass.training; again++) {
         pass.first = !again;
         for (pass.chunk = 0; pass.chunk < gpt->stage.shape.chunks; pass.chunk++) {
+            size_t bytes = (size_t)gpt_own_rows(gpt, &pass).count * (size_t)gpt->C * sizeof(floatX);
+            messages_warm_up(gpt, &pass);
             if (!gpt_embeds(gpt, &pass)) m->residual[0] = gpt->input[0];
-            if (!gpt_embeds(gpt, &pass)) set_zero(gpt->stream, gpt->input[0], hidden_bytes(gpt, &pass));
+            if (!gpt_embeds(gpt, &pass)) set_zero(gpt->stream, gpt->input[0], bytes);
             gpt_forward(gpt, &pass);
             gpt_head(gpt, &pass);
-            set_zero(gpt->stream, gpt->dresidual[pass.gradient], hidden_bytes(gpt, &pass));
+            set_zero(gpt->stream, gpt->dresidual[pass.gradient], bytes);
             if (pass.training) gpt_backward(gpt, &pass);
         }
     }

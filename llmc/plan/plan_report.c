@@ -3,6 +3,7 @@
 #include "llmc/plan/plan_report.h"
 
 #include <assert.h>
+#include <math.h>
 
 #include "llmc/log/log.h"
 #include "llmc/ops.h"
@@ -251,18 +252,33 @@ static void print_wire(const Config *c, const StagePlan *s, FILE *out) {
     print_wire_of(s, zero_grad_format(s->zero, true), out);
 }
 
+// Prints the codecs of messages between stages, and their bytes in both directions.
+static void print_stage_wire(const Config *c, const Mesh *mesh, FILE *out) {
+    Codec forward = messages_format(c, FORWARD).codec, backward = messages_format(c, BACKWARD).codec;
+    double bytes[2] = {parts_hidden_bytes(c, mesh, FORWARD), parts_hidden_bytes(c, mesh, BACKWARD)};
+    char times[32] = "";
+    int chunks = config_pipeline_chunks(c);
+    if (chunks > 1) snprintf(times, sizeof times, ", %d times", chunks);
+    if (c->quantized_activations) {
+        fprintf(out,
+                "  activations between stages: %s, their gradients: %s, groups of %d; evaluation sends %s\n",
+                codec_name(forward), codec_name(backward), c->aq_group_size, FLOATX_NAME);
+    }
+    if (bytes[FORWARD] == bytes[BACKWARD]) {
+        fprintf(out, "  %-34s %16.0f  each way%s\n", "to a neighboring stage", bytes[FORWARD], times);
+    } else {
+        fprintf(out, "  %-34s %16.0f  activations%s\n", "to the next stage", bytes[FORWARD], times);
+        fprintf(out, "  %-34s %16.0f  gradients%s\n", "to the previous stage", bytes[BACKWARD], times);
+    }
+}
+
 static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
     if (!is_model_parallel(mesh)) return;
     fprintf(out, "bytes sent per micro-batch and rank, between parts of the model\n");
     if (mesh->tp.size > 1) {
         fprintf(out, "  %-34s %16.0f\n", "tensor parallelism", parts_tensor_bytes(c, mesh));
     }
-    if (mesh->pp.size > 1) {
-        int chunks = config_pipeline_chunks(c);
-        fprintf(out, "  %-34s %16.0f  each way", "to a neighboring stage", parts_hidden_bytes(c, mesh));
-        if (chunks > 1) fprintf(out, ", %d times", chunks);
-        fputc('\n', out);
-    }
+    if (mesh->pp.size > 1) print_stage_wire(c, mesh, out);
     double words = mesh->pp.size > 1 ? parts_words_bytes(c, mesh) : 0;
     double norms = parts_norms_bytes(c, mesh);
     if (norms == 0 && words == 0) return;
@@ -449,9 +465,12 @@ static void print_presets(const StagePlan *s, FILE *out) {
 static double pipeline_egress(const Config *c, const Mesh *mesh) {
     int stage = mesh->pp.stride, ranks = stage < mesh->per_node ? stage : mesh->per_node;
     int nodes_in_line = stage < mesh->per_node ? mesh->nodes : mesh->pp.size;
-    int chunks = config_pipeline_chunks(c), messages = nodes_in_line > 2 ? 2 * chunks : 2 * chunks - 1;
+    int chunks = config_pipeline_chunks(c);
+    double forward = parts_hidden_bytes(c, mesh, FORWARD), backward = parts_hidden_bytes(c, mesh, BACKWARD);
+    // Of two nodes, one sends a chunk less in one direction.
+    double most = chunks * (forward + backward), fewer = fmin(forward, backward);
     if (mesh->pp.size == 1 || nodes_in_line == 1) return 0;
-    return parts_hidden_bytes(c, mesh) * ranks * messages * c->micro_batches;
+    return (nodes_in_line > 2 ? most : most - fewer) * ranks * c->micro_batches;
 }
 
 static void print_egress(const char *what, double bytes, FILE *out) {

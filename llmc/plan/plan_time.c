@@ -32,6 +32,9 @@ static const double LAYER_IDLE = 0.26;
 // Memory traffic of FP8 in bytes per element of the tensors that are quantized: one read in bf16
 // and two writes (codes and their transpose). Most absolute maxima come from the op before.
 enum { FP8_BYTES = 4 };
+// Memory traffic of quantized activations in bytes per element, to encode and decode: bf16 to fp32
+// to codes and back (sdp4bit/activations.h).
+enum { ACTIVATION_BYTES = 22 };
 // Slowdown of compute by overlapping communication, which uses some SMs and memory bandwidth.
 static const double BESIDE_MESSAGES = 1.02;
 
@@ -203,6 +206,16 @@ static void distribute_compute(StepLoad *load, const Config *c, const Mesh *mesh
     load->head = one.head * stretch;
 }
 
+// Returns the time to encode and decode the quantized messages of a micro-batch between stages.
+static double coding_time(const Config *c, const Mesh *mesh, Rates rates) {
+    double bytes = 0, elements = (double)c->micro_batch_size * c->seq_length * c->hidden_size;
+    for (int direction = FORWARD; direction <= BACKWARD; direction++) {
+        if (codec_grouped(messages_format(c, (PassDirection)direction).codec)) bytes += ACTIVATION_BYTES;
+    }
+    if (c->sequence_parallel) elements /= mesh->tp.size;
+    return config_pipeline_chunks(c) * elements * bytes / rates.memory;
+}
+
 // Adds exposed communication of tensor and pipeline parallelism, at the speed of the slowest link
 // involved. Tensor parallelism is fully exposed. Pipeline messages overlap with compute, except for
 // the time by which they exceed it, and for one message through all stages in each direction while
@@ -214,10 +227,12 @@ static void add_waits(StepLoad *load, const Config *c, const Mesh *mesh, Rates r
     if (mesh->tp.size > 1)
         load->waits = parts_tensor_bytes(c, mesh) / tensor + parts_tensor_messages(c, mesh) * TENSOR_MESSAGE;
     if (stages == 1) return;
-    double hop = parts_hidden_bytes(c, mesh) / line, hops = config_pipeline_chunks(c) * hop;
+    double forward = parts_hidden_bytes(c, mesh, FORWARD) / line, code = coding_time(c, mesh, rates);
+    double backward = parts_hidden_bytes(c, mesh, BACKWARD) / line;
+    double hops = config_pipeline_chunks(c) * fmax(forward, backward);
     double passes = step_compute(load) / load->micro_batches + load->waits;
-    double once = 2 * (stages - 1) * hop + parts_words_bytes(c, mesh) / line;
-    load->waits += fmax(0, hops - passes) + once / load->micro_batches;
+    double once = (stages - 1) * (forward + backward) + parts_words_bytes(c, mesh) / line;
+    load->waits += fmax(0, hops - passes) + once / load->micro_batches + code;
 }
 
 // Adds the slowdown by overlapping communication and the cost of quantization. elements: number of

@@ -4,7 +4,6 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "llmc/model/pipeline_schedule.h"
 #include "llmc/ops.h"
 #include "sdp4bit/wire.h"
 
@@ -218,10 +217,9 @@ WireFormula traffic_formula(const StepTraffic *traffic, const GradFormat *grad, 
 
 // --- tensor, sequence and pipeline parallelism ---------------------------------------------------
 
-// Hidden states in forward have the same size as their gradients in backward.
-double parts_hidden_bytes(const Config *c, const Mesh *mesh) {
-    double bytes = (double)c->micro_batch_size * c->seq_length * c->hidden_size * (double)sizeof(floatX);
-    return c->sequence_parallel ? bytes / mesh->tp.size : bytes;
+double parts_hidden_bytes(const Config *c, const Mesh *mesh, PassDirection direction) {
+    int64_t rows = (int64_t)c->micro_batch_size * c->seq_length;
+    return (double)messages_bytes(c, direction, c->sequence_parallel ? rows / mesh->tp.size : rows);
 }
 
 // A layer has 2 reductions in forward and 2 in backward; the embedding and the LM head have one

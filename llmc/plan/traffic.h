@@ -8,7 +8,7 @@
 //   local steps         each bucket has an outer all-reduce every H steps, which adds 1/H of its
 //                       bytes to the inter-node gradients of a step
 #pragma once
-#include "llmc/state/zero.h"
+#include "llmc/model/gpt.h"
 LLMC_BEGIN
 
 // Number of collectives of a bucket per step.
@@ -43,9 +43,9 @@ WireFormula traffic_formula(const StepTraffic *traffic, const GradFormat *grad, 
 
 // --- tensor, sequence and pipeline parallelism, for the rank that `mesh` describes ---------------
 
-// Returns the bytes sent to a neighboring stage per micro-batch and chunk of layers, in each
-// direction.
-double parts_hidden_bytes(const Config *c, const Mesh *mesh);
+// Returns the bytes sent to the next stage (forward) or to the previous one (backward) per
+// micro-batch and chunk of layers.
+double parts_hidden_bytes(const Config *c, const Mesh *mesh, PassDirection direction);
 // Return the bytes sent to the tensor-parallel group per micro-batch, and the number of reductions
 // and gathers. An all-reduce counts as one of each.
 double parts_tensor_bytes(const Config *c, const Mesh *mesh);

@@ -126,6 +126,16 @@ static void report_fp8(Run *run) {
              config_fp8_layers(c), c->num_layers);
 }
 
+static void report_activations(Run *run) {
+    const Config *c = &run->config;
+    ActivationFormat forward = messages_format(c, FORWARD), backward = messages_format(c, BACKWARD);
+    if (!c->quantized_activations) return;
+    log_line(run->log,
+             "activations between pipeline stages: %s, their gradients: %s, groups of %d, rounded %s",
+             codec_info(forward.codec).name, codec_info(backward.codec).name, forward.group,
+             forward.rounding == ROUND_STOCHASTIC ? "stochastically" : "to nearest");
+}
+
 void report_start(Run *run) {
     const Config *c = &run->config;
     const Memory *memory = &run->memory;
@@ -146,6 +156,7 @@ void report_start(Run *run) {
              c->gq_group_size_inter, c->gradient_quantization_bits_inter,
              c->gradient_quantization_method == GRADIENT_EDEN ? " (EDEN)" : "");
     report_fp8(run);
+    report_activations(run);
     const char *idle = "WARNING: a single data-parallel rank sends nothing, so";
     bool one = mesh_data_ranks(&run->mesh) == 1;
     if (one && (c->quantized_weights || c->quantized_gradients))

@@ -20,6 +20,7 @@
 #include "llmc/state/tensor.h"
 #include "sdp4bit/kernels.h"
 #include "sdp4bit/lanes.h"
+#include "sdp4bit/wire.h"
 LLMC_BEGIN
 
 typedef struct Zero Zero;
@@ -69,6 +70,8 @@ const Tensor *zero_tensors(const Zero *zero, int *count);
 // Returns the status of the latest step in device memory (1). On compute it is valid after
 // zero_update.
 const StepStatus *zero_status_on_device(const Zero *zero);
+// Returns the state of message checksums and injected faults, for messages between pipeline stages.
+WireChecks *zero_wire_checks(Zero *zero);
 // Returns the loss accumulator in device memory (1), to which the model adds on compute.
 float *zero_loss_sum(const Zero *zero);
 // Returns true if the ranks of the node should map each other's memory. *why: code 0 if mapping

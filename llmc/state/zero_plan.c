@@ -230,9 +230,10 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
     Zero *zero = plan_base(config, mesh, tensors, count, err);
     if (!zero) return NULL;
     Base *base = &zero->base;
-    zero->wire_checks.sealed = config->verify_wire && (base->layout.dp > 1 || mesh->replica_groups.size > 1);
+    bool exchanges = base->layout.dp > 1 || mesh->replica_groups.size > 1;
+    zero->wire_checks.sealed = config->verify_wire && (exchanges || config->quantized_activations);
     zero->wire_checks.faults = &base->faults;
-    if (zero->wire_checks.sealed) layout_seal(&base->layout);
+    if (config->verify_wire && exchanges) layout_seal(&base->layout);
     base->partial_start = xcalloc((size_t)base->layout.buckets, sizeof(int64_t), "the bucket table");
     reserve_memory(zero, memory_plan);
     stats_reserve(base, &zero->stats, memory_plan);
@@ -361,6 +362,7 @@ const GradFormat *zero_grad_format(const Zero *zero, bool quantized) {
 const WeightFormat *zero_weight_format(const Zero *zero) { return &zero->base.weight_format; }
 const StepStatus *zero_status_on_device(const Zero *zero) { return zero->base.control; }
 float *zero_loss_sum(const Zero *zero) { return zero->loss_sum; }
+WireChecks *zero_wire_checks(Zero *zero) { return &zero->wire_checks; }
 
 const Tensor *zero_tensors(const Zero *zero, int *count) {
     if (count) *count = zero->base.layout.tensors;

@@ -673,8 +673,9 @@ static void dump_matches_megatron(void **state) {
     must_run(&run, SMALL "--data-path .5 a .5 b --lr 6e-4 --min-lr 6e-5 --adam-eps 1e-08", 2);
     char *dump = text_of(print_dump, &run.config);
     static const char *const lines[] = {
-        "------------------------ arguments ------------------------\n  adam_beta1 "
-        "...................................... 0.9\n",
+        "------------------------ arguments ------------------------\n  "
+        "activation_quantization_bits_backward ........... 8\n",
+        "\n  adam_beta1 ...................................... 0.9\n",
         "\n  adam_eps ........................................ 1e-08\n",
         "\n  data_path ....................................... ['.5', 'a', '.5', 'b']\n",
         "\n  lr .............................................. 0.0006\n",

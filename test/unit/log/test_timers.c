@@ -89,7 +89,9 @@ static int level_of(Timer timer) {
     switch (timer) {
         case TIMER_FORWARD_COMPUTE:
         case TIMER_BACKWARD_COMPUTE:
-        case TIMER_BATCH_GENERATOR: return 2;
+        case TIMER_BATCH_GENERATOR:
+        case TIMER_FORWARD_RECV:
+        case TIMER_BACKWARD_RECV: return 2;
         case TIMER_FORWARD_BACKWARD:
         case TIMER_ALL_GRADS_SYNC:
         case TIMER_PARAMS_ALL_GATHER:

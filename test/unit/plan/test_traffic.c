@@ -224,6 +224,26 @@ static void replica_groups_sync_every_h_steps(void **state) {
     tear_down(&c);
 }
 
+// A micro-batch has 2 x 32 tokens of 64 channels. 4096 values have 64 scales of 4 bytes.
+static void activations_between_stages(void **state) {
+    Config c = {.micro_batch_size = 2, .seq_length = 32, .hidden_size = 64, .aq_group_size = 64};
+    Mesh mesh = {.tp = {.size = 2}, .pp = {.size = 2}};
+    c.activation_quantization_bits_forward = 4;
+    c.activation_quantization_bits_backward = 8;
+    const double plain = 4096 * sizeof(floatX);
+    assert_true(parts_hidden_bytes(&c, &mesh, FORWARD) == plain);
+    assert_true(parts_hidden_bytes(&c, &mesh, BACKWARD) == plain);
+    c.quantized_activations = true;
+    assert_true(parts_hidden_bytes(&c, &mesh, FORWARD) == 2048 + 256);
+    assert_true(parts_hidden_bytes(&c, &mesh, BACKWARD) == 4096 + 256);
+    c.verify_wire = true;
+    assert_true(parts_hidden_bytes(&c, &mesh, FORWARD) == 2048 + 256 + MESSAGE_ALIGN);
+    c.sequence_parallel = true;  // each of two ranks sends half of the rows
+    assert_true(parts_hidden_bytes(&c, &mesh, BACKWARD) == 2048 + 128 + MESSAGE_ALIGN);
+    c.activation_quantization_bits_forward = 16;  // without a checksum, like all unquantized activations
+    assert_true(parts_hidden_bytes(&c, &mesh, FORWARD) == plain / 2);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(optim_sends_once),
@@ -233,6 +253,7 @@ int main(void) {
         cmocka_unit_test(sharding_over_all_ranks),
         cmocka_unit_test(pipeline_stages_gather_more),
         cmocka_unit_test(replica_groups_sync_every_h_steps),
+        cmocka_unit_test(activations_between_stages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
