@@ -458,6 +458,10 @@ check_layouts() {
     learned "T 2, sequence parallel" 1 2 "${tp2[@]}" --sequence-parallel
     learned "P 2" 1 2 "${pp2[@]}"
     learned "P 2 in chunks" 1 2 "${pp2[@]}" --num-layers-per-virtual-pipeline-stage 1
+    learned "P 2, quantized activations" 1 2 "${pp2[@]}" --quantized-activations --verify-wire
+    learned "T 2, quantized sums" 1 2 "${tp2[@]}" --quantized-tensor-parallel
+    learned "T 2, sequence parallel, quantized gathers" 1 2 "${tp2[@]}" --sequence-parallel \
+        --quantized-tensor-parallel
     learned "T 2, P 2, sequence parallel" 1 4 "${tp2[@]}" "${pp2[@]}" --sequence-parallel
     # With two data-parallel ranks, gradients and weights are quantized.
     learned "T 2 on two nodes, SDP4Bit" 2 2 "${tp2[@]}" --sequence-parallel "${sdp4bit[@]}"

@@ -142,7 +142,8 @@ typedef struct Config {
     bool error_feedback;           // for gradients between nodes
     bool quantized_activations;    // between pipeline stages
     int activation_quantization_bits_forward, activation_quantization_bits_backward;  // 16: not quantized
-    int aq_group_size, aq_rounding;                                                   // enum Rounding
+    bool quantized_tensor_parallel;
+    int aq_group_size, aq_rounding;  // enum Rounding
     int64_t verify_replicas_interval;
     bool verify_wire;
     // local steps: nodes train independently and synchronize periodically. local_steps 1: off

@@ -425,17 +425,23 @@ static void note_unused(const Parsed *p, const char *prefix, const char *needs) 
 // A group is within a token, so that messages of any number of tokens have whole groups.
 static bool check_activations(const Parsed *p) {
     const Config *c = p->config;
-    if (!c->quantized_activations) {
+    bool stages = c->quantized_activations, tensors = c->quantized_tensor_parallel;
+    const Rule rules[] = {
+        {stages && c->pipeline_model_parallel_size == 1,
+         "--quantized-activations needs --pipeline-model-parallel-size 2 or more, because only pipeline "
+         "stages send activations; add it, or drop --quantized-activations"},
+        {tensors && c->tensor_model_parallel_size == 1,
+         "--quantized-tensor-parallel needs --tensor-model-parallel-size 2 or more; add it, or drop "
+         "--quantized-tensor-parallel"},
+    };
+    if (!stages) {
         note_unused(p, "activation-quantization-", "--quantized-activations");
-        note_unused(p, "aq-", "--quantized-activations");
-        return true;
+        note_unused(p, "aq-rounding", "--quantized-activations");
     }
-    if (c->pipeline_model_parallel_size == 1) {
-        return REFUSE(
-            "--quantized-activations needs --pipeline-model-parallel-size 2 or more, because only pipeline "
-            "stages send activations; add it, or drop --quantized-activations");
-    }
-    if (c->hidden_size % c->aq_group_size == 0) return true;
+    if (!stages && !tensors)
+        note_unused(p, "aq-group-size", "--quantized-activations or --quantized-tensor-parallel");
+    if (!obeys(p, rules, COUNT_OF(rules))) return false;
+    if ((!stages && !tensors) || c->hidden_size % c->aq_group_size == 0) return true;
     return REFUSE("--aq-group-size %d does not divide --hidden-size %d; use a multiple of 32 that does",
                   c->aq_group_size, c->hidden_size);
 }

@@ -274,16 +274,16 @@ static const Option table[] = {
                     "bits per hidden state sent to the next stage; 16: not quantized"),
     ACTIVATION_BITS("activation-quantization-bits-backward", activation_quantization_bits_backward,
                     "bits per gradient sent to the previous stage; 16: not quantized"),
+    FLAG("quantized-tensor-parallel", FREE, quantized_tensor_parallel, "8-bit sums and gathers of layers"),
     GROUP("aq-group-size", FREE, aq_group_size, "64", LARGEST_GRAD_GROUP,
           "channels of a token per scale, a multiple of 32 that divides --hidden-size"),
-    CHOICE("aq-rounding", FREE, int, aq_rounding, "stochastic", "nearest|stochastic", "their rounding"),
+    CHOICE("aq-rounding", FREE, int, aq_rounding, "stochastic", "nearest|stochastic", "between stages"),
     USED("verify-replicas-interval", FREE, int64_t, OPTION_INT64, verify_replicas_interval, "1000",
          .alias = "check-weight-hash-across-dp-replicas-interval", .high = 1e15, .value = "N",
          .help = "compare the weights of all ranks every N iterations and at each save, and repair "
                  "differences; 0: off"),
     FLAG("verify-wire", FREE, verify_wire,
-         "add checksums to messages of gradients, weights and quantized activations; a mismatch ends the "
-         "run (exit code 7)"),
+         "add checksums to gradients, weights and activations of stages; a mismatch exits with code 7"),
 
     HEADING("Local steps"),
     INT("local-steps", FREE, local_steps, "1", 1, 1000000,

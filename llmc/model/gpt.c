@@ -192,6 +192,8 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->tp.sequence = config->sequence_parallel && ranks > 1;
     gpt->tp.peer = config->tp_comm_backend == TP_COMM_PEER && ranks > 1;
     gpt->tp.C = gpt->C;
+    gpt->tp.coded = config->quantized_tensor_parallel && ranks > 1;
+    gpt->tp.format = tp_format(config);
     fp8_describe(gpt, config);
     messages_describe(gpt, config);
     place_tensors(gpt);

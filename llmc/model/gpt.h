@@ -8,6 +8,7 @@
 //   fp8_linear.c       linear layers in FP8
 //   fp8_scaling.c      scales and histories of delayed scaling
 //   tensor_parallel.c  reductions and gathers of tensor and sequence parallelism
+//   tensor_codes.c     the same in 8 bits
 //   micro_batches.c    the passes of a step in pipeline order
 //   stage_messages.c   messages between pipeline stages
 //   tied_embedding.c   gradient of tied embeddings across pipeline stages
@@ -67,6 +68,12 @@ typedef struct TensorParallel {
     Error not_direct;        // why comm_open_direct failed; code 0 if it did not
     Stream *compute, *side;  // side NULL: collectives run on `compute`
     Event *queued, *gathered, *reduced;
+    // --quantized-tensor-parallel (tensor_codes.c)
+    bool coded;     // training passes send codes
+    bool training;  // the current pass is one
+    ActivationFormat format;
+    ActivationScratch scratch;  // for (N, C); used on the stream of the collectives
+    uint8_t *send, *recv;       // (ranks) messages of N / ranks rows
 } TensorParallel;
 
 // Creates `side` and the events, and maps `shared` if `peer` is set. No-op without tensor
@@ -75,6 +82,9 @@ void tp_open(TensorParallel *tp, Device *device);
 // Ends what tp_open has started. All work on `side` must be complete. No-op unless opened.
 // Collective over the group.
 void tp_close(TensorParallel *tp);
+
+// Called at the start of a pass. Training passes send codes with --quantized-tensor-parallel.
+static inline void tp_begin_pass(TensorParallel *tp, bool training) { tp->training = tp->coded && training; }
 
 // Returns the range of rows, of N in total, that this rank holds between GEMMs.
 Rows tp_rows(const TensorParallel *tp, int64_t N);
@@ -100,6 +110,19 @@ void tp_exchange(const TensorParallel *tp, void *buffer, size_t bytes);
 // All-reduces sums (n) in rank order, so that the result is bitwise identical on all ranks.
 // scratch: `bytes` bytes of device memory, at least 4 per rank.
 void tp_sum(const TensorParallel *tp, float *sums, int64_t n, void *scratch, size_t bytes);
+
+// --- tensor_codes.c: reductions and gathers in 8 bits --------------------------------------------
+
+// Returns the format of their messages.
+ActivationFormat tp_format(const Config *config);
+// Reserves buffers for N rows in the memory plan, and uploads tables. No-op unless tp->coded.
+void tp_reserve_codes(TensorParallel *tp, int64_t N, MemoryPlan *plan);
+void tp_start_codes(const TensorParallel *tp, int64_t N);
+// tp_reduce and tp_gather on stream `s`. The gather also works without sequence parallelism. `own`
+// may be this rank's rows of `whole`.
+void tp_reduce_codes(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
+                     int64_t N, Stream *s);
+void tp_gather_codes(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N, Stream *s);
 
 // --- state of FP8 linear layers (functions below) ------------------------------------------------
 

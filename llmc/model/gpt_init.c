@@ -18,6 +18,7 @@ void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *tim
     if (gpt->rotary) gpt_upload_rope_table(gpt);
     fp8_start_scales(gpt);
     messages_start(gpt);
+    tp_start_codes(&gpt->tp, (int64_t)gpt->B * gpt->T);
     // Generation has no backward pass, so all layers update the hidden states in one buffer.
     MicroBatch *m = &gpt->slot[0];
     for (int l = 0; gpt->cache && l <= gpt->stage.layers; l++) m->residual[l] = m->embedded;

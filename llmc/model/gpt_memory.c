@@ -172,6 +172,7 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
         m->acts = xcalloc((size_t)layers, sizeof(LayerActs), "the activation table");
         for (int l = 0; l < layers; l++) reserve_layer(gpt, &m->acts[l], l, plan);
     }
+    tp_reserve_codes(&gpt->tp, rows_planned(gpt), plan);
     reserve_pipeline(gpt, plan);
 }
 

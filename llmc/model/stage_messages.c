@@ -63,13 +63,7 @@ void messages_reserve(GPT *gpt, MemoryPlan *plan) {
         }
     }
     if (elements == 0) return;
-    ActivationScratch *scratch = &gpt->message_scratch;
-    memory_plan_reserve(plan, group, "activations in fp32", (size_t)elements * sizeof(float),
-                        (void **)&scratch->values);
-    memory_plan_reserve(plan, group, "partial sums of quantized activations",
-                        (size_t)elements / HADAMARD_ORDER * sizeof(float), (void **)&scratch->partials);
-    memory_plan_reserve(plan, group, "segment of quantized activations", sizeof(Segment),
-                        (void **)&scratch->segment);
+    activations_reserve(&gpt->message_scratch, (size_t)elements, group, plan);
 }
 
 void messages_start(GPT *gpt) {
@@ -122,7 +116,7 @@ static RoundingKey rounding_key(const GPT *gpt, const Pass *p, const StageMessag
 static void encode(GPT *gpt, const Pass *p, const floatX *x, uint8_t *message) {
     const StageMessages *m = &gpt->messages[p->direction];
     StageMessage which = describe(gpt, p, true);
-    activations_encode(&m->format, &m->layout, &gpt->message_scratch, rounding_key(gpt, p, &which), x,
+    activations_encode(&m->format, &m->layout, &gpt->message_scratch, rounding_key(gpt, p, &which), x, 1,
                        message, gpt->stream);
     wire_seal_stage(zero_wire_checks(gpt->zero), &which, &m->layout, message, gpt->stream);
 }
@@ -130,7 +124,7 @@ static void encode(GPT *gpt, const Pass *p, const floatX *x, uint8_t *message) {
 static void decode(GPT *gpt, const Pass *p, const StageMessage *which, uint8_t *message, floatX *x) {
     const StageMessages *m = &gpt->messages[p->direction];
     wire_check_stage(zero_wire_checks(gpt->zero), which, &m->layout, message, gpt->stream);
-    activations_decode(&m->format, &m->layout, &gpt->message_scratch, message, x, gpt->stream);
+    activations_decode(&m->format, &m->layout, &gpt->message_scratch, message, 1, x, gpt->stream);
 }
 
 // Returns where the pass's input is stored, in bf16.

@@ -373,6 +373,7 @@ static void embed(const GPT *gpt, const Pass *p) {
 void gpt_forward(GPT *gpt, const Pass *p) {
     assert(p->chunk >= 0 && p->chunk < gpt->stage.shape.chunks);
     MicroBatch *m = &gpt->slot[p->slot];
+    tp_begin_pass(&gpt->tp, p->training);
     if (gpt_embeds(gpt, p)) m->residual[0] = m->embedded;
     LayerNorm final = first_norm(gpt, p, gpt_end_layer(gpt, p));
     if (gpt_embeds(gpt, p)) {
@@ -582,6 +583,7 @@ static void embedding_backward(const GPT *gpt, const Pass *p) {
 void gpt_backward(GPT *gpt, const Pass *p) {
     LayerNorm final = first_norm(gpt, p, gpt_end_layer(gpt, p));
     size_t bytes = (size_t)gpt_own_rows(gpt, p).count * (size_t)gpt->C * sizeof(floatX);
+    tp_begin_pass(&gpt->tp, true);
     if (gpt_heads(gpt, p)) set_zero(gpt->stream, dresidual_of(gpt, p), bytes);
     wait_for_layer(gpt, p, gpt_end_layer(gpt, p) - 1, true);
     // The final norm's gradients belong to the last layer's unit.

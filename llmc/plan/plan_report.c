@@ -276,6 +276,10 @@ static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
     if (!is_model_parallel(mesh)) return;
     fprintf(out, "bytes sent per micro-batch and rank, between parts of the model\n");
     if (mesh->tp.size > 1) {
+        if (c->quantized_tensor_parallel) {
+            fprintf(out, "  sums and gathers of tensor parallelism: %s, groups of %d\n",
+                    codec_name(tp_format(c).codec), c->aq_group_size);
+        }
         fprintf(out, "  %-34s %16.0f\n", "tensor parallelism", parts_tensor_bytes(c, mesh));
     }
     if (mesh->pp.size > 1) print_stage_wire(c, mesh, out);

@@ -216,6 +216,12 @@ static double coding_time(const Config *c, const Mesh *mesh, Rates rates) {
     return config_pipeline_chunks(c) * elements * bytes / rates.memory;
 }
 
+// Returns the time of the codes of a quantized reduction or gather. Both encode and decode (N, C).
+static double tensor_coding_time(const Config *c, Rates rates) {
+    double elements = (double)c->micro_batch_size * c->seq_length * c->hidden_size;
+    return c->quantized_tensor_parallel ? elements * ACTIVATION_BYTES / rates.memory : 0;
+}
+
 // Adds exposed communication of tensor and pipeline parallelism, at the speed of the slowest link
 // involved. Tensor parallelism is fully exposed. Pipeline messages overlap with compute, except for
 // the time by which they exceed it, and for one message through all stages in each direction while
@@ -225,7 +231,8 @@ static void add_waits(StepLoad *load, const Config *c, const Mesh *mesh, Rates r
     double tensor = mesh->tp.size <= mesh->per_node ? rates.inside : rates.between;
     double line = stages * mesh->pp.stride <= mesh->per_node ? rates.inside : rates.between;
     if (mesh->tp.size > 1)
-        load->waits = parts_tensor_bytes(c, mesh) / tensor + parts_tensor_messages(c, mesh) * TENSOR_MESSAGE;
+        load->waits = parts_tensor_bytes(c, mesh) / tensor +
+                      parts_tensor_messages(c, mesh) * (TENSOR_MESSAGE + tensor_coding_time(c, rates));
     if (stages == 1) return;
     double forward = parts_hidden_bytes(c, mesh, FORWARD) / line, code = coding_time(c, mesh, rates);
     double backward = parts_hidden_bytes(c, mesh, BACKWARD) / line;

@@ -232,9 +232,17 @@ int parts_tensor_messages(const Config *c, const Mesh *mesh) {
     return sums + (c->sequence_parallel ? layers * (6 + 2 * again) + embeds + heads : sums);
 }
 
+// Bytes that a rank sends to another one in a reduction or gather.
+static double tensor_message_bytes(const Config *c, const Mesh *mesh) {
+    int64_t elements = (int64_t)c->micro_batch_size * c->seq_length / mesh->tp.size * c->hidden_size;
+    ActivationFormat format = tp_format(c);
+    if (!c->quantized_tensor_parallel) return (double)elements * (double)sizeof(floatX);
+    return (double)activations_message(&format, elements, false).bytes;
+}
+
 double parts_tensor_bytes(const Config *c, const Mesh *mesh) {
     double T = mesh->tp.size, tokens = (double)c->micro_batch_size * c->seq_length;
-    double one = tokens * c->hidden_size * (double)sizeof(floatX) * (T - 1) / T;
+    double one = (T - 1) * tensor_message_bytes(c, mesh);
     bool heads = mesh->pp.rank == mesh->pp.size - 1;
     double head = heads ? tokens * (double)sizeof(HeadStatistics) * (T - 1) : 0;
     return one * parts_tensor_messages(c, mesh) + head;

@@ -129,6 +129,11 @@ static void report_fp8(Run *run) {
 static void report_activations(Run *run) {
     const Config *c = &run->config;
     ActivationFormat forward = messages_format(c, FORWARD), backward = messages_format(c, BACKWARD);
+    ActivationFormat tensor = tp_format(c);
+    if (c->quantized_tensor_parallel) {
+        log_line(run->log, "sums and gathers of tensor parallelism: %s, groups of %d",
+                 codec_info(tensor.codec).name, tensor.group);
+    }
     if (!c->quantized_activations) return;
     log_line(run->log,
              "activations between pipeline stages: %s, their gradients: %s, groups of %d, rounded %s",

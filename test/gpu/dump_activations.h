@@ -13,9 +13,9 @@ static inline void activation_message(Dump *d, ActivationFormat format, int64_t 
     uint8_t *message = (uint8_t *)reserve(d, layout.bytes);
     floatX *back = (floatX *)reserve(d, elements * (int64_t)sizeof(floatX));
     set_zero(d->stream, message, (size_t)layout.bytes);
-    activations_encode(&format, &layout, &scratch, key, x, message, d->stream);
+    activations_encode(&format, &layout, &scratch, key, x, 1, message, d->stream);
     result(d, RAW, message, layout.bytes, "%s group%d message", codec_info(format.codec).name, format.group);
-    activations_decode(&format, &layout, &scratch, message, back, d->stream);
+    activations_decode(&format, &layout, &scratch, message, 1, back, d->stream);
     result(d, sizeof(floatX) == 2 ? BF16 : FP32, back, elements * (int64_t)sizeof(floatX),
            "%s group%d decoded", codec_info(format.codec).name, format.group);
     release(d, scratch.values);

@@ -1,5 +1,5 @@
-// Flags of --quantized-activations: defaults, values, conflicts, notes, and resuming with other
-// flags.
+// Flags of --quantized-activations and --quantized-tensor-parallel: defaults, values, conflicts,
+// notes, and resuming with other flags.
 #include "sdp4bit/codec.h"
 #include "test/unit/config/command_line.h"
 
@@ -8,9 +8,11 @@
 
 static void defaults(void **state) {
     static const char *const fragments[] = {"\"quantized_activations\":false",
+                                            "\"quantized_tensor_parallel\":false",
                                             "\"activation_quantization_bits_forward\":8",
                                             "\"activation_quantization_bits_backward\":8",
-                                            "\"aq_group_size\":64", "\"aq_rounding\":\"stochastic\""};
+                                            "\"aq_group_size\":64",
+                                            "\"aq_rounding\":\"stochastic\""};
     Run run;
     must_run(&run, SMALL, 1);
     for (size_t i = 0; i < sizeof fragments / sizeof *fragments; i++) json_has(&run.config, fragments[i]);
@@ -46,6 +48,11 @@ static void impossible_flags_are_refused(void **state) {
         {QUANTIZED "--aq-group-size 48", "--aq-group-size 48"},
         {QUANTIZED "--aq-group-size 128", "--aq-group-size 128 does not divide --hidden-size 64"},
         {QUANTIZED "--aq-rounding random", "not one of nearest|stochastic"},
+        {SMALL "--quantized-tensor-parallel",
+         "--quantized-tensor-parallel needs --tensor-model-parallel-size 2 or more; add it, or drop "
+         "--quantized-tensor-parallel"},
+        {SMALL "--tensor-model-parallel-size 2 --quantized-tensor-parallel --aq-group-size 128",
+         "--aq-group-size 128 does not divide --hidden-size 64"},
         {QUANTIZED "--gpus-per-node 1 --local-steps 4", "drop --pipeline-model-parallel-size"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) must_fail(bad[i].line, 0, bad[i].what);
@@ -58,6 +65,14 @@ static void notes_name_flags_without_effect(void **state) {
                         "--activation-quantization-bits-backward has no effect without "
                         "--quantized-activations\n"
                         "--aq-rounding has no effect without --quantized-activations\n");
+    config_free(&run.config);
+    must_run(&run, STAGES "--aq-group-size 32", 2);
+    assert_string_equal(run.notes,
+                        "--aq-group-size has no effect without --quantized-activations or "
+                        "--quantized-tensor-parallel\n");
+    config_free(&run.config);
+    must_run(&run, SMALL "--tensor-model-parallel-size 2 --quantized-tensor-parallel --aq-group-size 32", 2);
+    assert_string_equal(run.notes, "");
     config_free(&run.config);
 }
 

@@ -45,10 +45,10 @@ static Trip *trip_new(Codec codec, Rounding rounding) {
 
 static void travel(Trip *t, RoundingKey key) {
     memset(t->message, 0xAB, sizeof t->message);
-    activations_encode(&t->format, &t->layout, &t->scratch, key, t->x, t->message, NULL);
+    activations_encode(&t->format, &t->layout, &t->scratch, key, t->x, 1, t->message, NULL);
     assert_int_equal(t->message[t->layout.bytes], 0xAB);
     memset(t->values, 0xCD, sizeof t->values);
-    activations_decode(&t->format, &t->layout, &t->scratch, t->message, t->back, NULL);
+    activations_decode(&t->format, &t->layout, &t->scratch, t->message, 1, t->back, NULL);
 }
 
 // Returns the squared error relative to the squared norm.
@@ -144,6 +144,24 @@ static void rows_of_a_rank(void **state) {
     free(part);
 }
 
+// Several messages at once are the messages of their parts; rounding to nearest ignores the key.
+static void several_messages(void **state) {
+    enum { COUNT = 4, PART = ELEMENTS / COUNT };
+    Trip *t = trip_new(CODEC_INT8, ROUND_NEAREST), *part = trip_new(CODEC_INT8, ROUND_NEAREST);
+    const RoundingKey none = {0};
+    t->layout = part->layout = activations_message(&t->format, PART, false);
+    activations_encode(&t->format, &t->layout, &t->scratch, none, t->x, COUNT, t->message, NULL);
+    activations_decode(&t->format, &t->layout, &t->scratch, t->message, COUNT, t->back, NULL);
+    for (int i = 0; i < COUNT; i++) {
+        memcpy(part->x, t->x + i * PART, PART * sizeof(floatX));
+        travel(part, KEY);
+        assert_memory_equal(part->message, t->message + i * t->layout.bytes, t->layout.bytes);
+        assert_memory_equal(part->back, t->back + i * PART, PART * sizeof(floatX));
+    }
+    free(t);
+    free(part);
+}
+
 // A value that is not finite makes its group NaN, so that the loss becomes NaN and the step is
 // skipped or ends the run.
 static void not_finite(void **state) {
@@ -201,7 +219,7 @@ int main(void) {
         cmocka_unit_test(match_the_simulator), cmocka_unit_test(sizes),
         cmocka_unit_test(errors_are_small),    cmocka_unit_test(keys),
         cmocka_unit_test(rows_of_a_rank),      cmocka_unit_test(not_finite),
-        cmocka_unit_test(checksums),
+        cmocka_unit_test(checksums),           cmocka_unit_test(several_messages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
