@@ -219,6 +219,7 @@ static bool echo_prompt(Writing *w, TextStream *stream, Error *err) {
 static bool write_text(Writing *w, int sample, Error *err) {
     const Settings *s = w->settings;
     TextStream stream = {.tokenizer = w->saved.tokenizer, .out = stdout};
+    if (!s->no_echo) stream.strip = tokenizer_stripped(w->saved.tokenizer);
     if (!echo_prompt(w, &stream, err)) return false;
     memcpy(w->logits, w->first, (size_t)w->model.gpt.V * sizeof(floatX));
     int64_t position = w->prompt.count;

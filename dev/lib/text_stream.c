@@ -34,6 +34,8 @@ static bool write_text(FILE *out, const char *text, size_t bytes) {
 bool text_stream_put(TextStream *stream, int token) {
     size_t bytes, before = stream->held_bytes;
     const char *piece = tokenizer_decode(stream->tokenizer, token, &bytes);
+    for (; stream->strip > 0 && bytes && *piece == ' '; stream->strip--, bytes--) piece++;
+    if (bytes) stream->strip = 0;
     char *text = (char *)xmalloc(before + bytes + 1, "text");
     memcpy(text, stream->held, before);
     memcpy(text + before, piece, bytes);

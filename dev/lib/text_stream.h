@@ -13,6 +13,7 @@ typedef struct TextStream {
     FILE *out;
     char held[TEXT_HELD_BYTES];
     size_t held_bytes;
+    int strip;  // number of spaces to drop if the text starts with them, see tokenizer_stripped
 } TextStream;
 
 // Appends a token, writes all complete characters and flushes. Replaces invalid UTF-8, which

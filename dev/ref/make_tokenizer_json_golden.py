@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Generates test/golden/tokenizer_json for test/unit/data/test_tokenizer_json.c: small tokenizers in the
-styles of GPT-2, Llama 3, Qwen 2 and others, in Hugging Face's tokenizer.json format, and the ids that the
+styles of GPT-2, Llama 2 and 3, Mistral, Qwen 2 and others, in Hugging Face's tokenizer.json format, and the ids that the
 `tokenizers` package produces for difficult texts.
 
     pip install tokenizers
@@ -157,7 +157,75 @@ def whole():
     return tokenizer, None
 
 
-STYLES = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "o200k": o200k, "digits": digits, "whole": whole}
+SPACE = "\u2581"
+
+
+def of_characters(missing=(), runs=True, extra=(), **model):
+    """A BPE of characters as converted from SentencePiece: special tokens, 256 byte tokens but those missing,
+    merged tokens, characters. runs: has tokens for runs of spaces. extra: more merges, last in rank."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trained.train_from_iterator([TRAINING_TEXT] * 2, trainers.BpeTrainer(
+        vocab_size=420, show_progress=False, min_frequency=2, limit_alphabet=110))
+    state = json.loads(trained.to_str())["model"]
+    merges = [m.split(" ") if isinstance(m, str) else m for m in state["merges"]]
+    if runs:
+        merges[20:20] = [[SPACE] * 2, [SPACE * 2] * 2, [SPACE * 2, SPACE], [SPACE * 4] * 2]
+    merges += [list(m) for m in extra]
+    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256) if b not in missing]
+    tokens += [a + b for a, b in merges] + sorted((t for t in state["vocab"] if len(t) == 1), reverse=True)
+    tokens += ["qzx" + SPACE + "y"]  # a token that no merge produces
+    vocab = {t: i for i, t in enumerate(dict.fromkeys(tokens))}
+    model = {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
+             "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
+             "vocab": vocab, "merges": merges, **model}
+    empty = json.loads(Tokenizer(models.BPE()).to_str())
+    tokenizer = Tokenizer.from_str(json.dumps({**empty, "model": model}))
+    tokenizer.add_special_tokens(special("<unk>", "<s>", "</s>"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(),
+                                           decoders.Strip(" ", 1, 0)])
+    return tokenizer
+
+
+def llama2():
+    """Replaces spaces by a normalizer, and has added tokens before and after normalization."""
+    tokenizer = of_characters()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
+    tokenizer.add_tokens([AddedToken("<mask>", normalized=True), AddedToken("the end", normalized=True),
+                          AddedToken("<|eot_id|>", normalized=False, rstrip=True),
+                          AddedToken("<strip>", normalized=False, lstrip=True)])
+    return tokenizer, {"eos_token": "</s>"}
+
+
+def mistral():
+    """Replaces spaces by a pre_tokenizer that leaves the text whole."""
+    tokenizer = of_characters()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
+    tokenizer.add_special_tokens(special("<|endoftext|>", "<|eot_id|>"))
+    tokenizer.add_tokens([AddedToken("<mask>", normalized=True, lstrip=True)])
+    return tokenizer, {"eos_token": "</s>"}
+
+
+def crossing():
+    """Has merges across spaces, so that texts must not be cut there, and no token for 0xE4 and 0xF0, so that
+    some characters are unknown."""
+    tokenizer = of_characters(missing=(0xE4, 0xF0), extra=[("e", SPACE), ("s", SPACE), ("e" + SPACE, "t")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=False)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer, None
+
+
+def metaspace():
+    """Splits at every space and ignores merges for whole words; unknown characters are not fused."""
+    tokenizer = of_characters(missing=range(0x80, 0xF5), runs=False, fuse_unk=False, ignore_merges=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("_", prepend_scheme="never", split=True)
+    return tokenizer, None
+
+
+STYLES = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "o200k": o200k, "digits": digits, "whole": whole,
+          "llama2": llama2, "mistral": mistral, "crossing": crossing, "metaspace": metaspace}
+OF_CHARACTERS = ("llama2", "mistral", "crossing", "metaspace")
 
 
 def pairs_of_merges(state, pairs):
@@ -179,9 +247,13 @@ def write_style(name, made, all_texts):
         (folder / "tokenizer_config.json").write_text(json.dumps(config) + "\n", encoding="utf-8")
     encoded = [again.encode(t, add_special_tokens=False).ids for t in all_texts]
     lines = [json.dumps(ids, separators=(",", ":")) for ids in encoded]
+    decoded = [json.dumps(again.decode(ids, skip_special_tokens=False)) for ids in encoded]
     head = {"made_with": f"tokenizers {tokenizers.__version__}", "size": again.get_vocab_size(),
             "with_special": again.encode("hello").ids}
-    (folder / "ids.json").write_text(json.dumps(head)[:-1] + ', "ids": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
+    text = json.dumps(head)[:-1] + ', "ids": [\n' + ",\n".join(lines) + "\n]"
+    if name in OF_CHARACTERS:
+        text += ', "decoded": [\n' + ",\n".join(decoded) + "\n]"
+    (folder / "ids.json").write_text(text + "}\n", encoding="utf-8")
 
 
 def pcre2_unicode_version():
@@ -251,6 +323,8 @@ def compare(program, megabytes):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("styles", nargs="*", metavar="STYLE",
+                        help="write only these (default: all); versions of tokenizers train other merges")
     parser.add_argument("--compare", metavar="PROGRAM")
     parser.add_argument("--megabytes", type=float, default=3)
     arguments = parser.parse_args()
@@ -260,8 +334,8 @@ def main():
     FOLDER.mkdir(parents=True, exist_ok=True)
     all_texts = texts()
     (FOLDER / "texts.json").write_text("[\n" + ",\n".join(json.dumps(t) for t in all_texts) + "\n]\n", encoding="utf-8")
-    for name, make in STYLES.items():
-        write_style(name, make(), all_texts)
+    for name in arguments.styles or STYLES:
+        write_style(name, STYLES[name](), all_texts)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ static const Option table[] = {
            "GPT2BPETokenizer|Byte|HuggingFaceTokenizer|NullTokenizer",
            "determines the vocabulary. Byte needs no files; NullTokenizer needs --vocab-size"),
     TEXT("tokenizer-model", LOADED | PATH, tokenizer_model, NULL, "PATH",
-         "HuggingFaceTokenizer: path of tokenizer.json or its directory; byte-level BPE, such as Llama 3's"),
+         "HuggingFaceTokenizer: path of tokenizer.json or its directory; a BPE, such as Llama's or Qwen's"),
     TEXT("tokenizer-eod", LOADED, tokenizer_eod, NULL, "TOKEN",
          "token that ends a document (default: eos_token of tokenizer_config.json); NullTokenizer: its id"),
     TEXT("vocab-file", LOADED | PATH, vocab_file, NULL, "PATH", "vocab.json of GPT2BPETokenizer"),

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "llmc/base/utf8.h"
+
 enum { SHORT_PIECE = 48, NO_RANK = INT32_MAX };
 
 static size_t pair_slot(int32_t left, int32_t right, size_t slots) {
@@ -25,6 +27,9 @@ static size_t table_slots(int64_t entries) {
 void bpe_init(Bpe *bpe, int64_t merges) {
     assert(bpe && merges >= 0);
     bpe->whole = (TextIds){0};
+    bpe->character_id = NULL;
+    bpe->unknown = -1;
+    bpe->fuse_unknown = false;
     bpe->slots = table_slots(merges);
     bpe->merges = xmalloc(bpe->slots * sizeof *bpe->merges, "the table of merges");
     for (size_t i = 0; i < bpe->slots; i++) bpe->merges[i].left = -1;
@@ -32,8 +37,10 @@ void bpe_init(Bpe *bpe, int64_t merges) {
 
 void bpe_free(Bpe *bpe) {
     free(bpe->merges);
+    free(bpe->character_id);
     text_ids_free(&bpe->whole);
     bpe->merges = NULL;
+    bpe->character_id = NULL;
 }
 
 // ---- texts and their ids ----
@@ -101,11 +108,40 @@ static int32_t pair_rank(const Bpe *bpe, int32_t left, int32_t right, int32_t *m
     return merge ? merge->rank : NO_RANK;
 }
 
-static size_t encode_short(const Bpe *bpe, const char *piece, size_t bytes, int32_t *ids) {
+// Writes the ids of a character's bytes. Returns their number, 0 if one has no id.
+static size_t byte_ids(const Bpe *bpe, const char *character, size_t bytes, int32_t *ids) {
+    for (size_t i = 0; i < bytes; i++) {
+        ids[i] = bpe->byte_id[(uint8_t)character[i]];
+        if (ids[i] < 0) return 0;
+    }
+    return bytes;
+}
+
+// Writes the initial symbols of a piece, at most one per byte, and returns their number. `unknown`
+// is written before the next character that has an id, as in `tokenizers`: after the ids of bytes
+// between the two.
+static size_t initial_symbols(const Bpe *bpe, const char *piece, size_t bytes, int32_t *ids) {
+    if (!bpe->character_id) return byte_ids(bpe, piece, bytes, ids);
+    size_t count = 0, length;
+    bool pending = false;
+    for (size_t i = 0; i < bytes; i += length) {
+        uint32_t c;
+        length = utf8_next(piece + i, bytes - i, &c);
+        int32_t id = bpe->character_id[c];
+        size_t fallback = id < 0 ? byte_ids(bpe, piece + i, length, ids + count) : 0;
+        count += fallback;
+        if (fallback) continue;
+        if (pending && (id >= 0 || !bpe->fuse_unknown)) ids[count++] = bpe->unknown;
+        pending = id < 0;
+        if (id >= 0) ids[count++] = id;
+    }
+    if (pending) ids[count++] = bpe->unknown;
+    return count;
+}
+
+static size_t encode_short(const Bpe *bpe, int32_t *ids, size_t count) {
     int32_t rank[SHORT_PIECE], merged[SHORT_PIECE];  // merge of the pair (i, i + 1)
-    size_t count = bytes;
-    for (size_t i = 0; i < bytes; i++) ids[i] = bpe->byte_id[(uint8_t)piece[i]];
-    for (size_t i = 0; i + 1 < bytes; i++) rank[i] = pair_rank(bpe, ids[i], ids[i + 1], &merged[i]);
+    for (size_t i = 0; i + 1 < count; i++) rank[i] = pair_rank(bpe, ids[i], ids[i + 1], &merged[i]);
     while (count > 1) {
         size_t best = 0;
         for (size_t i = 1; i + 1 < count; i++) {
@@ -153,39 +189,37 @@ static uint64_t heap_pop(Heap *heap) {
     return smallest;
 }
 
-// A long pre-token as a doubly linked list of symbols, indexed by byte position. A symbol merged
+// A long pre-token as a doubly linked list of symbols, indexed by initial position. A symbol merged
 // into its left neighbor has id -1.
 typedef struct LongPiece {
     const Bpe *bpe;
     Heap heap;
     int32_t *ids;
-    uint32_t *next, *previous;  // `bytes` marks both ends
-    uint32_t bytes;
+    uint32_t *next, *previous;  // `count` marks both ends
+    uint32_t count;             // initial symbols
 } LongPiece;
 
-static LongPiece long_piece(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes,
-                            int32_t *ids) {
+static LongPiece long_piece(const Bpe *bpe, BpeScratch *scratch, int32_t *ids, size_t count) {
     // n - 1 initial candidates, and at most two more per merge
-    size_t heap_bytes = 3 * bytes * sizeof(uint64_t), need = heap_bytes + 2 * bytes * sizeof(uint32_t);
+    size_t heap_bytes = 3 * count * sizeof(uint64_t), need = heap_bytes + 2 * count * sizeof(uint32_t);
     if (scratch->bytes < need) {
         free(scratch->memory);
         scratch->memory = xmalloc(need, "merging a long piece of text");
         scratch->bytes = need;
     }
-    LongPiece p = {bpe, {scratch->memory, 0}, ids, NULL, NULL, (uint32_t)bytes};
+    LongPiece p = {bpe, {scratch->memory, 0}, ids, NULL, NULL, (uint32_t)count};
     p.next = (uint32_t *)((char *)scratch->memory + heap_bytes);
-    p.previous = p.next + bytes;
-    for (uint32_t i = 0; i < p.bytes; i++) {
-        ids[i] = bpe->byte_id[(uint8_t)piece[i]];
+    p.previous = p.next + count;
+    for (uint32_t i = 0; i < p.count; i++) {
         p.next[i] = i + 1;
-        p.previous[i] = i ? i - 1 : p.bytes;
+        p.previous[i] = i ? i - 1 : p.count;
     }
     return p;
 }
 
 static void push_candidate(LongPiece *p, uint32_t left) {
     int32_t merged;
-    if (left == p->bytes || p->next[left] == p->bytes) return;
+    if (left == p->count || p->next[left] == p->count) return;
     int32_t rank = pair_rank(p->bpe, p->ids[left], p->ids[p->next[left]], &merged);
     if (rank != NO_RANK) heap_push(&p->heap, (uint64_t)(uint32_t)rank << 32 | left);
 }
@@ -194,23 +228,22 @@ static void push_candidate(LongPiece *p, uint32_t left) {
 static void merge_candidate(LongPiece *p, uint64_t key) {
     uint32_t left = (uint32_t)key, right;
     int32_t merged;
-    if (p->ids[left] < 0 || (right = p->next[left]) == p->bytes) return;
+    if (p->ids[left] < 0 || (right = p->next[left]) == p->count) return;
     if (pair_rank(p->bpe, p->ids[left], p->ids[right], &merged) != (int32_t)(key >> 32)) return;
     p->ids[left] = merged;
     p->ids[right] = -1;
     p->next[left] = p->next[right];
-    if (p->next[right] != p->bytes) p->previous[p->next[right]] = left;
+    if (p->next[right] != p->count) p->previous[p->next[right]] = left;
     push_candidate(p, p->previous[left]);
     push_candidate(p, left);
 }
 
-static size_t encode_long(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes,
-                          int32_t *ids) {
-    LongPiece p = long_piece(bpe, scratch, piece, bytes, ids);
-    for (uint32_t i = 0; i < p.bytes; i++) push_candidate(&p, i);
+static size_t encode_long(const Bpe *bpe, BpeScratch *scratch, int32_t *ids, size_t symbols) {
+    LongPiece p = long_piece(bpe, scratch, ids, symbols);
+    for (uint32_t i = 0; i < p.count; i++) push_candidate(&p, i);
     while (p.heap.count) merge_candidate(&p, heap_pop(&p.heap));
     size_t count = 0;
-    for (uint32_t i = 0; i < p.bytes; i = p.next[i]) ids[count++] = ids[i];
+    for (uint32_t i = 0; i < p.count; i = p.next[i]) ids[count++] = ids[i];
     return count;
 }
 
@@ -221,8 +254,8 @@ size_t bpe_encode(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t
         out[0] = whole;
         return 1;
     }
-    return bytes <= SHORT_PIECE ? encode_short(bpe, piece, bytes, out)
-                                : encode_long(bpe, scratch, piece, bytes, out);
+    size_t count = initial_symbols(bpe, piece, bytes, out);
+    return count <= SHORT_PIECE ? encode_short(bpe, out, count) : encode_long(bpe, scratch, out, count);
 }
 
 void bpe_scratch_free(BpeScratch *scratch) {

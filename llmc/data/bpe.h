@@ -26,12 +26,18 @@ void text_ids_free(TextIds *ids);
 void text_ids_add(TextIds *ids, const char *text, size_t bytes, int32_t id);
 int32_t text_ids_find(const TextIds *ids, const char *text, size_t bytes);
 
+enum { CODE_POINTS = 0x110000 };
+
 typedef struct Bpe {
-    int32_t byte_id[256];  // initial symbol of each byte
-    BpeMerge *merges;      // open-addressing hash table of pairs; empty slots have left = -1
-    size_t slots;          // power of two, more than twice the number of merges
-    TextIds whole;         // pre-tokens that map to one id without merging ("ignore_merges" in
-                           // tokenizer.json)
+    int32_t byte_id[256];   // byte-level: initial symbol of each byte. BPE of characters: id of
+                            // "<0x00>" to "<0xFF>" for characters without an id; -1: none
+    int32_t *character_id;  // BPE of characters: (CODE_POINTS), -1: none; NULL: byte-level
+    int32_t unknown;        // BPE of characters: id for characters without an id and without bytes
+    bool fuse_unknown;      // one `unknown` for successive unknown characters
+    BpeMerge *merges;       // open-addressing hash table of pairs; empty slots have left = -1
+    size_t slots;           // power of two, more than twice the number of merges
+    TextIds whole;          // pre-tokens that map to one id without merging ("ignore_merges" in
+                            // tokenizer.json)
 } Bpe;
 
 // Scratch memory of one thread, grows as needed.
@@ -46,8 +52,8 @@ void bpe_free(Bpe *bpe);
 // Adds a merge. Adding the same pair again replaces it, as in a Python dict.
 void bpe_add(Bpe *bpe, BpeMerge merge);
 
-// Encodes one pre-token of 1 to 2^32-1 bytes. A pre-token in `whole` maps to its id. Otherwise
-// applies the lowest-ranked merge, leftmost first, until none applies, as Hugging Face's
+// Encodes one pre-token of 1 to 2^32-1 bytes, for a BPE of characters well-formed UTF-8. A pre-token
+// in `whole` maps to its id. Otherwise applies the lowest-ranked merge, leftmost first, until none applies, as Hugging Face's
 // `tokenizers` does. For merge lists produced by training this equals merging all occurrences per
 // round. Writes at most `bytes` ids and returns their number. O(n log n) for long pre-tokens.
 size_t bpe_encode(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes, int32_t *out);

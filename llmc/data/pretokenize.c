@@ -236,3 +236,18 @@ static size_t cut_llama3(const PieceSplitter *splitter, const char *text, size_t
     bool beyond = end < bytes && class_of[(uint8_t)text[end]] == BEYOND;
     return beyond ? piece_end_pcre2(splitter, text, bytes, start) : end;
 }
+
+size_t metaspace_end(const Metaspace *metaspace, const char *text, size_t bytes, size_t start) {
+    const char *space = metaspace->space, *end = text + bytes, *from = text + start;
+    const size_t length = strlen(space);
+    assert(length || metaspace->whole);
+    if (metaspace->whole) return bytes;
+    // The first character belongs to the piece, even if it is a space.
+    from += (size_t)(end - from) >= length && !memcmp(from, space, length) ? length : 1;
+    for (const char *found; (found = memmem(from, (size_t)(end - from), space, length)) != NULL;) {
+        bool run = (size_t)(found - text) >= start + length && !memcmp(found - length, space, length);
+        if (metaspace->split || !run) return (size_t)(found - text);
+        from = found + length;
+    }
+    return bytes;
+}

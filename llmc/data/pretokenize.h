@@ -49,6 +49,19 @@ typedef struct PieceSteps {
     int count;
 } PieceSteps;
 
+// Pre-tokenization of tokenizers that write spaces as another character, such as U+2581.
+typedef enum PrependScheme { PREPEND_NEVER, PREPEND_FIRST, PREPEND_ALWAYS } PrependScheme;
+typedef struct Metaspace {
+    char space[4];          // UTF-8 of the character
+    bool replace;           // replace spaces by this character
+    PrependScheme prepend;  // texts to start with it: none, the first, or also those after added tokens
+    bool split;             // a piece starts at each of them
+    bool whole;             // pieces are whole texts; neither: a piece starts at the first of a run
+} Metaspace;
+
+// Returns the end of the piece that starts at text[start]: before the next `space` that starts one.
+size_t metaspace_end(const Metaspace *metaspace, const char *text, size_t bytes, size_t start);
+
 void piece_steps_free(PieceSteps *steps);
 
 // --- pattern.c -----------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 // Tokenizers and encoders. See tokenizer.h. An encoder repairs invalid UTF-8, extracts added tokens
-// (added_tokens.c), normalizes the rest (nfc.c), pre-tokenizes it (pretokenize.c) and merges the
-// bytes of each piece (bpe.c). Recent pieces are cached.
+// (added_tokens.c), normalizes the rest (normalize.c), pre-tokenizes it (pretokenize.c) and merges the
+// bytes or characters of each piece (bpe.c). Recent pieces are cached.
 #include "llmc/data/tokenizer.h"
 
 #include <assert.h>
@@ -14,7 +14,7 @@
 
 struct Tokenizer {
     TokenizerType type;
-    ByteLevel parts;  // BPE types: all parts; others: only the table
+    BpeParts parts;  // BPE types: all parts; others: only the table
 };
 
 static void fill_byte_table(TokenTable *table) {
@@ -63,7 +63,7 @@ static bool open_bpe(Tokenizer *tokenizer, const TokenizerChoice *choice, Error 
                            "GPT2BPETokenizer needs --vocab-file and --merge-file; dev/data/get_gpt2_vocab.sh "
                            "downloads GPT-2's");
     }
-    ByteLevel *parts = &tokenizer->parts;
+    BpeParts *parts = &tokenizer->parts;
     if (!vocabulary_read(&parts->table, &parts->bpe, vocab_file, merge_file, err)) return false;
     parts->steps.step[0].pattern = piece_pattern_compile(GPT2_PATTERN, vocab_file, err);
     parts->steps.count = 1;
@@ -95,7 +95,7 @@ Tokenizer *tokenizer_open(const TokenizerChoice *choice, Error *err) {
 
 void tokenizer_close(Tokenizer *tokenizer) {
     if (!tokenizer) return;
-    byte_level_free(&tokenizer->parts);
+    bpe_parts_free(&tokenizer->parts);
     free(tokenizer);
 }
 
@@ -120,6 +120,8 @@ const char *tokenizer_decode(const Tokenizer *tokenizer, int id, size_t *bytes) 
     *bytes = table->start[id + 1] - table->start[id];
     return table->bytes + table->start[id];
 }
+
+int tokenizer_stripped(const Tokenizer *tokenizer) { return tokenizer->parts.stripped; }
 
 // ---- word cache: direct-mapped ----
 
@@ -158,28 +160,15 @@ static size_t cache_slot(uint64_t head, uint64_t tail, size_t bytes) {
 
 // ---- encoding ----
 
-typedef struct TextBuffer {
-    char *text;
-    size_t bytes;
-} TextBuffer;
-
-static char *reserve_text(TextBuffer *buffer, size_t bytes, const char *purpose) {
-    if (buffer->bytes < bytes) {
-        free(buffer->text);
-        buffer->bytes = bytes;
-        buffer->text = xmalloc(bytes, purpose);
-    }
-    return buffer->text;
-}
-
 struct Encoder {
     const Tokenizer *tokenizer;
     PieceSplitter *splitter[MOST_PIECE_STEPS];  // for steps that have a pattern
     CachedPiece *cache;                         // (CACHE_SLOTS), BPE types only
     BpeScratch scratch;
     TextBuffer repaired;                    // text with invalid UTF-8 replaced by U+FFFD
-    TextBuffer normalized;                  // NFC of a part of the text
+    TextBuffer normalized[2];               // a part of the text before and after a normalizer
     TextBuffer prefixed[MOST_PIECE_STEPS];  // a piece with a leading space
+    TextBuffer spaced;                      // a part of the text with Metaspace's character for spaces
 };
 
 Encoder *encoder_create(const Tokenizer *tokenizer) {
@@ -189,7 +178,7 @@ Encoder *encoder_create(const Tokenizer *tokenizer) {
     for (int i = 0; i < steps->count; i++) {
         if (steps->step[i].pattern) encoder->splitter[i] = piece_splitter_create(steps->step[i].pattern);
     }
-    if (steps->count) {
+    if (tokenizer->parts.bpe.merges) {
         encoder->cache = xcalloc(CACHE_SLOTS, sizeof *encoder->cache, "the cache of words");
     }
     return encoder;
@@ -204,7 +193,8 @@ void encoder_free(Encoder *encoder) {
     bpe_scratch_free(&encoder->scratch);
     free(encoder->cache);
     free(encoder->repaired.text);
-    free(encoder->normalized.text);
+    free(encoder->spaced.text);
+    for (int i = 0; i < 2; i++) free(encoder->normalized[i].text);
     free(encoder);
 }
 
@@ -254,7 +244,7 @@ static void encode_piece(Encoder *encoder, const char *piece, size_t bytes, Toke
 // Returns the piece with a leading space, added if missing.
 static const char *with_space(Encoder *encoder, int step, const char *text, size_t *bytes) {
     if (*bytes && *text == ' ') return text;
-    char *copy = reserve_text(&encoder->prefixed[step], *bytes + 1, "a piece with a space");
+    char *copy = text_buffer_reserve(&encoder->prefixed[step], *bytes + 1, "a piece with a space");
     *copy = ' ';
     memcpy(copy + 1, text, (*bytes)++);
     return copy;
@@ -273,36 +263,54 @@ static void encode_step(Encoder *encoder, int step, const char *text, size_t byt
     }
 }
 
-typedef void (*EncodeRest)(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out);
+// first: the text is the start of the encoder's text.
+typedef void (*EncodeRest)(Encoder *encoder, const char *text, size_t bytes, bool first, TokenBuffer *out);
 
 // Encodes the added tokens in the text, and the text between them with encode_rest.
 static void encode_around(Encoder *encoder, const AddedTokens *tokens, const char *text, size_t bytes,
-                          EncodeRest encode_rest, TokenBuffer *out) {
+                          bool first, EncodeRest encode_rest, TokenBuffer *out) {
     size_t done = 0, from = 0;
     for (AddedMatch match; added_tokens_find(tokens, text, bytes, from, &match);) {
         from = match.end;
         match = added_match_strip(match, text, bytes, done);
-        if (match.start > done) encode_rest(encoder, text + done, match.start - done, out);
+        if (match.start > done) encode_rest(encoder, text + done, match.start - done, first && !done, out);
         if (match.start < match.end) token_buffer_append(out, match.token->id);
         done = match.end;
     }
-    if (done < bytes) encode_rest(encoder, text + done, bytes - done, out);
+    if (done < bytes) encode_rest(encoder, text + done, bytes - done, first && !done, out);
 }
 
-static void encode_pieces(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out) {
-    encode_step(encoder, 0, text, bytes, out);
+// Returns the text with Metaspace's character for its spaces and in front of it.
+static const char *with_metaspace(Encoder *encoder, const char *text, size_t *bytes, bool first) {
+    const Metaspace *metaspace = &encoder->tokenizer->parts.metaspace;
+    const size_t length = strlen(metaspace->space);
+    if (!metaspace->replace) return text;
+    char *copy = text_buffer_reserve(&encoder->spaced, length * (*bytes + 1), "a text without spaces");
+    bool prepend = metaspace->prepend == PREPEND_ALWAYS || (metaspace->prepend == PREPEND_FIRST && first);
+    bool present = *text == ' ' || (*bytes >= length && !memcmp(text, metaspace->space, length));
+    size_t used = prepend && !present ? length : 0;
+    memcpy(copy, metaspace->space, used);
+    *bytes = used + replace_text(text, *bytes, " ", metaspace->space, copy + used);
+    return copy;
 }
 
-static void encode_part(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out) {
-    const ByteLevel *parts = &encoder->tokenizer->parts;
-    size_t normal = parts->nfc ? nfc_normal_prefix(parts->nfc, text, bytes) : bytes;
-    if (normal < bytes) {
-        char *copy = reserve_text(&encoder->normalized, NFC_MOST_GROWTH * bytes, "normalizing text");
-        memcpy(copy, text, normal);
-        bytes = normal + nfc_normalize(parts->nfc, text + normal, bytes - normal, copy + normal);
-        text = copy;
+static void encode_pieces(Encoder *encoder, const char *text, size_t bytes, bool first, TokenBuffer *out) {
+    const BpeParts *parts = &encoder->tokenizer->parts;
+    if (parts->steps.count) {
+        encode_step(encoder, 0, text, bytes, out);
+        return;
     }
-    encode_around(encoder, &parts->normalized, text, bytes, encode_pieces, out);
+    text = with_metaspace(encoder, text, &bytes, first);
+    for (size_t start = 0, end; start < bytes; start = end) {
+        end = metaspace_end(&parts->metaspace, text, bytes, start);
+        encode_piece(encoder, text + start, end - start, out);
+    }
+}
+
+static void encode_part(Encoder *encoder, const char *text, size_t bytes, bool first, TokenBuffer *out) {
+    const BpeParts *parts = &encoder->tokenizer->parts;
+    text = normalizer_apply(&parts->normalizer, text, &bytes, encoder->normalized);
+    encode_around(encoder, &parts->normalized, text, bytes, first, encode_pieces, out);
 }
 
 static void encode_bytes(const char *text, size_t bytes, TokenBuffer *out) {
@@ -334,8 +342,8 @@ static int64_t encode_numbers(int vocab_size, const char *text, size_t bytes, To
 // Returns the text if it is well-formed, else a repaired copy that is valid until the next call.
 static const char *well_formed(Encoder *encoder, const char *text, size_t *bytes, int64_t *replaced) {
     if (utf8_valid_prefix(text, *bytes) == *bytes) return text;
-    char *repaired = reserve_text(&encoder->repaired, UTF8_REPLACEMENT_BYTES * *bytes,
-                                  "repairing invalid UTF-8");
+    char *repaired = text_buffer_reserve(&encoder->repaired, UTF8_REPLACEMENT_BYTES * *bytes,
+                                         "repairing invalid UTF-8");
     *bytes = utf8_repair(text, *bytes, repaired, replaced);
     return repaired;
 }
@@ -346,7 +354,7 @@ void encoder_encode(Encoder *encoder, const char *text, size_t bytes, TokenBuffe
     switch (encoder->tokenizer->type) {
         case TOKENIZER_GPT2_BPE:
         case TOKENIZER_HUGGING_FACE:
-            encode_around(encoder, &encoder->tokenizer->parts.raw, text, bytes, encode_part, out);
+            encode_around(encoder, &encoder->tokenizer->parts.raw, text, bytes, true, encode_part, out);
             break;
         case TOKENIZER_BYTE: encode_bytes(text, bytes, out); break;
         case TOKENIZER_NULL:

@@ -1,7 +1,7 @@
 // Converts text to token ids and back. Supports GPT-2's byte-level BPE (vocab.json and merges.txt),
-// any byte-level BPE in Hugging Face's tokenizer.json, a byte tokenizer (256 bytes and EOD) that
-// needs no files, and Megatron's NullTokenizer (ids only). Used by preprocess_data (encoding), the
-// trainer (vocabulary size, EOD) and sampling (decoding).
+// BPE in Hugging Face's tokenizer.json (byte-level, or of characters with byte_fallback), a byte
+// tokenizer (256 bytes and EOD) that needs no files, and Megatron's NullTokenizer (ids only). Used by
+// preprocess_data (encoding), the trainer (vocabulary size, EOD) and sampling (decoding).
 //
 // BPE ids equal the ids of Hugging Face's `tokenizers`. They also equal the ids of Megatron-LM's
 // GPT2BPETokenizer (for GPT-2) or HuggingFaceTokenizer. PCRE2's Unicode tables (version_unicode)
@@ -69,5 +69,8 @@ void token_buffer_free(TokenBuffer *buffer);
 // "<|endoftext|>"; for NullTokenizer's ids, a space and the decimal id. *bytes is 0 for an id
 // outside the vocabulary (a padding row).
 const char *tokenizer_decode(const Tokenizer *tokenizer, int id, size_t *bytes);
+// Number of spaces to remove at the start of a decoded text, if it has as many: 1 for Llama 2's
+// tokenizer, which encodes "x" as if it were " x"; 0 for most.
+int tokenizer_stripped(const Tokenizer *tokenizer);
 
 LLMC_END

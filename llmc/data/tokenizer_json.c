@@ -2,6 +2,8 @@
 // because ignoring them would change the ids.
 #include "llmc/data/tokenizer_json.h"
 
+#include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -10,36 +12,9 @@
 #include "llmc/base/json.h"
 #include "llmc/base/utf8.h"
 #include "llmc/data/symbols.h"
+#include "llmc/data/tokenizer_parser.h"
 
-enum { MAX_NESTING = 8 };
-
-typedef struct Parser {
-    const char *path;
-    const cJSON *root, *model, *vocab, *merges, *added;  // parts of the file
-    Symbols symbols;                                     // the model's "vocab"
-    int size;                                            // number of ids
-    const cJSON **of_id;                                 // (size) the added token with this id, or NULL
-    ByteLevel *out;
-    Error *err;
-} Parser;
-
-#define REFUSE(...) data_error(r->err, __VA_ARGS__)
-
-static const char *type_of(const cJSON *item) {
-    const char *type = json_member_string(item, "type");
-    return type ? type : "without a type";
-}
-
-static bool is_type(const cJSON *item, const char *type) { return !strcmp(type_of(item), type); }
-
-static bool is_absent(const cJSON *item) { return !item || cJSON_IsNull(item); }
-
-// Reads an optional boolean member. Returns false if it is something else.
-static bool read_flag(const cJSON *object, const char *name, bool missing, bool *value) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
-    *value = is_absent(item) ? missing : cJSON_IsTrue(item);
-    return is_absent(item) || cJSON_IsBool(item);
-}
+typedef TokenizerParser Parser;
 
 // Returns the file's JSON object, or NULL with err set.
 static cJSON *read_object(const char *path, Error *err) {
@@ -111,22 +86,22 @@ static bool assign_added_id(Parser *r, const cJSON *entry, int most) {
 static bool add_token(Parser *r, const cJSON *entry, int id) {
     const char *text = content_of(entry);
     bool special, normalized, single, left, right;
-    bool good = read_flag(entry, "special", false, &special) &&
-                read_flag(entry, "normalized", !special, &normalized) &&
-                read_flag(entry, "single_word", false, &single) && read_flag(entry, "lstrip", false, &left) &&
-                read_flag(entry, "rstrip", false, &right);
+    bool good = json_flag(entry, "special", false, &special) &&
+                json_flag(entry, "normalized", !special, &normalized) &&
+                json_flag(entry, "single_word", false, &single) && json_flag(entry, "lstrip", false, &left) &&
+                json_flag(entry, "rstrip", false, &right);
     if (!good)
         return REFUSE("%s: the added token \"%.80s\" has a flag that is not true or false", r->path, text);
     if (single)
         return REFUSE("%s: the added token \"%.80s\" has single_word, which is not supported", r->path, text);
     size_t bytes = strlen(text);
-    char *own = xmalloc(NFC_MOST_GROWTH * bytes, "added tokens");
-    if (normalized && r->out->nfc) bytes = nfc_normalize(r->out->nfc, text, bytes, own);
-    else memcpy(own, text, bytes);
-    AddedToken token = {own, bytes, id, left, right, -1};
-    added_tokens_add(normalized ? &r->out->normalized : &r->out->raw, token);
-    free(own);
-    return true;
+    TextBuffer buffers[2] = {0};
+    if (normalized) text = normalizer_apply(&r->out->normalizer, text, &bytes, buffers);
+    AddedToken token = {(char *)text, bytes, id, left, right, -1};
+    if (bytes) added_tokens_add(normalized ? &r->out->normalized : &r->out->raw, token);
+    for (int i = 0; i < 2; i++) free(buffers[i].text);
+    return bytes ||
+           REFUSE("%s: the normalizer removes the added token \"%.80s\"", r->path, content_of(entry));
 }
 
 static bool read_added(Parser *r) {
@@ -143,41 +118,122 @@ static const char *text_of(const Parser *r, int id) {
     return r->symbols.of_id[id] ? r->symbols.of_id[id] : r->of_id[id] ? content_of(r->of_id[id]) : NULL;
 }
 
-// Fills the table with the ids and bytes of all tokens. Vocabulary entries use the byte alphabet,
-// even those that are also added tokens. With ignore_merges they are added as whole pieces.
-static bool fill_table(Parser *r, const Alphabet *alphabet, bool ignore_merges) {
+// Returns the byte of "<0xE9>", or -1 for other texts.
+static int byte_of(const char *text, size_t length) {
+    unsigned byte;
+    bool good = length == 6 && !memcmp(text, "<0x", 3) && text[5] == '>' && isxdigit((uint8_t)text[3]) &&
+                isxdigit((uint8_t)text[4]) && sscanf(text + 3, "%2x", &byte) == 1;
+    return good ? (int)byte : -1;
+}
+
+// Writes the bytes of a token of a BPE of characters as the decoder spells it. `tokenizers` decodes
+// normalized added tokens as they match, for instance with a space before them. Older releases
+// decode their content; special tokens are decoded like this here.
+static size_t character_token_bytes(const Parser *r, int id, const char *text, char *out) {
+    TextBuffer buffers[4] = {0};
+    size_t length = strlen(text);
+    bool special = true, normalized = false;
+    if (r->of_id[id]) json_flag(r->of_id[id], "special", false, &special);
+    if (!special) json_flag(r->of_id[id], "normalized", true, &normalized);
+    if (normalized) text = normalizer_apply(&r->out->normalizer, text, &length, buffers);
+    text = normalizer_apply(&r->spelling, text, &length, buffers + 2);
+    int byte = r->decode_bytes ? byte_of(text, length) : -1;
+    memcpy(out, text, length);
+    if (byte >= 0) *out = (char)byte;
+    for (int i = 0; i < 4; i++) free(buffers[i].text);
+    return byte >= 0 ? 1 : length;
+}
+
+// Writes the bytes that a token stands for and returns their number. Vocabulary entries of a
+// byte-level BPE use the byte alphabet, even those that are also added tokens.
+static size_t token_bytes(const Parser *r, const Alphabet *alphabet, int id, const char *text, char *out) {
+    size_t length = strlen(text);
+    bool foreign;
+    if (r->characters) return character_token_bytes(r, id, text, out);
+    if (r->symbols.of_id[id]) return symbol_bytes(alphabet, text, length, out, &foreign);
+    memcpy(out, text, length);
+    return length;
+}
+
+// Fills the table with the ids and bytes of all tokens.
+static bool fill_table(Parser *r, const Alphabet *alphabet) {
     TokenTable *table = &r->out->table;
     size_t total = 0;
     for (int id = 0; id < r->size; id++) {
         const char *text = text_of(r, id);
         if (!text) return REFUSE("%s: no token has the id %d; use a vocabulary with ids 0..n-1", r->path, id);
-        total += strlen(text);
+        // normalized and spelled, and each may prepend a few bytes
+        total += NORMALIZER_MOST_GROWTH * NORMALIZER_MOST_GROWTH * (strlen(text) + 1);
     }
     token_table_init(table, r->size, total);
-    if (ignore_merges) text_ids_init(&r->out->bpe.whole, r->symbols.count);
     for (int id = 0; id < r->size; id++) {
-        const char *text = text_of(r, id);
         char *out = table->bytes + table->start[id];
-        size_t length = strlen(text);
-        bool foreign = true;
-        if (r->symbols.of_id[id]) length = symbol_bytes(alphabet, text, length, out, &foreign);
-        else memcpy(out, text, length);
-        if (ignore_merges && !foreign) text_ids_add(&r->out->bpe.whole, out, length, id);
-        table->start[id + 1] = table->start[id] + length;
+        table->start[id + 1] = table->start[id] + token_bytes(r, alphabet, id, text_of(r, id), out);
     }
     return true;
 }
 
+// Adds all entries of the vocabulary as whole pieces, for ignore_merges.
+static void add_whole_pieces(Parser *r, const Alphabet *alphabet) {
+    TextIds *whole = &r->out->bpe.whole;
+    size_t total = 0;
+    for (int id = 0; id < r->symbols.limit; id++)
+        total += r->symbols.of_id[id] ? strlen(r->symbols.of_id[id]) : 0;
+    char *out = r->out->texts = xmalloc(total + 1, "the vocabulary");
+    text_ids_init(whole, r->symbols.count);
+    for (int id = 0; id < r->symbols.limit; id++) {
+        const char *text = r->symbols.of_id[id];
+        size_t length = text ? strlen(text) : 0;
+        bool foreign = false;
+        if (!length) continue;
+        if (r->characters) memcpy(out, text, length);
+        else length = symbol_bytes(alphabet, text, length, out, &foreign);
+        if (!foreign) text_ids_add(whole, out, length, id);
+        out += length;
+    }
+}
+
+// Fills the tables of the initial symbols of a BPE of characters.
+static bool read_characters(Parser *r) {
+    Bpe *bpe = &r->out->bpe;
+    const char *unknown = json_member_string(r->model, "unk_token");
+    bool complete = true;
+    if (!json_flag(r->model, "fuse_unk", false, &bpe->fuse_unknown))
+        return REFUSE("%s: \"fuse_unk\" is not true or false", r->path);
+    bpe->unknown = unknown ? symbols_find(&r->symbols, unknown, strlen(unknown)) : -1;
+    if (unknown && bpe->unknown < 0)
+        return REFUSE("%s: the \"unk_token\" %.80s is not in the vocabulary", r->path, unknown);
+    bpe->character_id = xmalloc(CODE_POINTS * sizeof *bpe->character_id, "the vocabulary");
+    for (int c = 0; c < CODE_POINTS; c++) bpe->character_id[c] = -1;
+    for (int id = 0; id < r->symbols.limit; id++) {
+        const char *text = r->symbols.of_id[id];
+        uint32_t c;
+        size_t length = text ? strlen(text) : 0;
+        if (length && utf8_next(text, length, &c) == length) bpe->character_id[c] = id;
+    }
+    for (int byte = 0; byte < 256; byte++) {
+        char text[8];
+        int length = snprintf(text, sizeof text, "<0x%02X>", (unsigned)byte);
+        bpe->byte_id[byte] = symbols_find(&r->symbols, text, (size_t)length);
+        complete = complete && bpe->byte_id[byte] >= 0;
+    }
+    return complete || unknown ||
+           REFUSE(
+               "%s: the vocabulary has neither \"unk_token\" nor all 256 tokens <0x00> to <0xFF>; text "
+               "would be lost",
+               r->path);
+}
+
 static bool read_tokens(Parser *r) {
     bool ignore_merges;
-    if (!read_flag(r->model, "ignore_merges", false, &ignore_merges))
+    if (!json_flag(r->model, "ignore_merges", false, &ignore_merges))
         return REFUSE("%s: \"ignore_merges\" is not true or false", r->path);
     r->vocab = cJSON_GetObjectItemCaseSensitive(r->model, "vocab");
     r->merges = cJSON_GetObjectItemCaseSensitive(r->model, "merges");
     r->added = cJSON_GetObjectItemCaseSensitive(r->root, "added_tokens");
     if (!cJSON_IsObject(r->vocab)) return REFUSE("%s: the model has no \"vocab\"", r->path);
     if (!cJSON_IsArray(r->merges)) return REFUSE("%s: the model has no list of \"merges\"", r->path);
-    if (!is_absent(r->added) && !cJSON_IsArray(r->added))
+    if (!json_absent(r->added) && !cJSON_IsArray(r->added))
         return REFUSE("%s: \"added_tokens\" is not a list", r->path);
     const int most = cJSON_GetArraySize(r->vocab) + cJSON_GetArraySize(r->added);
     const Alphabet alphabet = byte_alphabet();
@@ -192,8 +248,10 @@ static bool read_tokens(Parser *r) {
     cJSON_ArrayForEach(entry, r->added) {
         if (!assign_added_id(r, entry, most)) return false;
     }
-    return symbols_of_bytes(&r->symbols, &alphabet, r->out->bpe.byte_id, r->path, r->err) &&
-           fill_table(r, &alphabet, ignore_merges) && read_added(r);
+    if (ignore_merges) add_whole_pieces(r, &alphabet);
+    return (r->characters ? read_characters(r)
+                          : symbols_of_bytes(&r->symbols, &alphabet, r->out->bpe.byte_id, r->path, r->err)) &&
+           fill_table(r, &alphabet) && read_added(r);
 }
 
 // ---- the model ----
@@ -209,9 +267,16 @@ static bool parse_merge(const Parser *r, const cJSON *item, BpeMerge *merge, con
     return symbols_merge(&r->symbols, a, strlen(a), b, strlen(b), merge, why);
 }
 
+// Returns false if the symbol has a `space` after another character.
+static bool starts_pieces(const Metaspace *metaspace, const char *symbol) {
+    size_t bytes = strlen(symbol);
+    return metaspace_end(metaspace, symbol, bytes, 0) == bytes;
+}
+
 static bool read_merges(Parser *r) {
     const cJSON *item;
     int32_t rank = 0;
+    bool divides = true;
     cJSON_ArrayForEach(item, r->merges) {
         BpeMerge merge = {.rank = rank};
         const char *why;
@@ -220,8 +285,14 @@ static bool read_merges(Parser *r) {
                           cJSON_IsString(item) ? item->valuestring : "", why);
         }
         bpe_add(&r->out->bpe, merge);
+        divides = divides && r->characters &&
+                  starts_pieces(&r->out->metaspace, r->symbols.of_id[merge.merged]);
         rank++;
     }
+    // Cutting texts into words only saves time. The ids stay the same if no merge crosses the cuts.
+    Metaspace *metaspace = &r->out->metaspace;
+    bool known = symbols_find(&r->symbols, metaspace->space, strlen(metaspace->space)) >= 0;
+    if (!metaspace->split && (!divides || !known || r->out->bpe.whole.slots)) metaspace->whole = true;
     return true;
 }
 
@@ -229,163 +300,19 @@ static bool check_model(Parser *r) {
     static const char *const empty[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     const char *type = json_member_string(r->model, "type");
     const cJSON *dropout = cJSON_GetObjectItemCaseSensitive(r->model, "dropout");
-    bool byte_fallback;
     if (!cJSON_IsObject(r->model)) return REFUSE("%s has no \"model\"; use a tokenizer.json", r->path);
     if (type && strcmp(type, "BPE") != 0) {
         return REFUSE(
-            "%s: a %.40s tokenizer is not supported; use a byte-level BPE, as in GPT-2, Llama 3 or Qwen",
-            r->path, type);
+            "%s: a %.40s tokenizer is not supported; use a BPE, as in GPT-2, Llama, Mistral or Qwen", r->path,
+            type);
     }
     for (size_t i = 0; i < sizeof empty / sizeof *empty; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(r->model, empty[i]);
-        if (!is_absent(item) && !(cJSON_IsString(item) && !*item->valuestring))
-            return REFUSE("%s: the model's \"%s\" is not supported; byte-level BPE has none", r->path,
-                          empty[i]);
+        if (!json_absent(item) && !(cJSON_IsString(item) && !*item->valuestring))
+            return REFUSE("%s: the model's \"%s\" is not supported; set it to null", r->path, empty[i]);
     }
-    if (!is_absent(dropout) && !(cJSON_IsNumber(dropout) && dropout->valuedouble == 0))
+    if (!json_absent(dropout) && !(cJSON_IsNumber(dropout) && dropout->valuedouble == 0))
         return REFUSE("%s: the model's \"dropout\" would make its ids random; set it to null", r->path);
-    if (!read_flag(r->model, "byte_fallback", false, &byte_fallback) || byte_fallback)
-        return REFUSE("%s: the model's \"byte_fallback\" is not supported; byte-level BPE has none", r->path);
-    return true;
-}
-
-// ---- normalizer, pre_tokenizer, post_processor, decoder ----
-
-// Calls `read` for a part of the tokenizer, or for each part of a Sequence, which lists them in
-// `members`.
-typedef bool (*ReadPart)(Parser *r, const cJSON *part);
-
-static bool each_part(Parser *r, const cJSON *part, const char *members, ReadPart read, int depth) {
-    if (is_absent(part)) return true;
-    if (!is_type(part, "Sequence")) return read(r, part);
-    const cJSON *list = cJSON_GetObjectItemCaseSensitive(part, members), *item;
-    if (!cJSON_IsArray(list) || depth == MAX_NESTING)
-        return REFUSE("%s: a Sequence has no \"%s\"", r->path, members);
-    cJSON_ArrayForEach(item, list) {
-        if (!each_part(r, item, members, read, depth + 1)) return false;
-    }
-    return true;
-}
-
-static bool read_normalizer(Parser *r, const cJSON *part) {
-    if (!is_type(part, "NFC"))
-        return REFUSE("%s: the normalizer %.40s is not supported; only NFC is", r->path, type_of(part));
-    if (!r->out->nfc) r->out->nfc = nfc_create();  // NFC is idempotent
-    return true;
-}
-
-static bool add_step(Parser *r, const char *regex, bool prefix_space) {
-    PieceSteps *steps = &r->out->steps;
-    if (steps->count == MOST_PIECE_STEPS)
-        return REFUSE("%s: the pre_tokenizer has more than %d steps", r->path, MOST_PIECE_STEPS);
-    PiecePattern *pattern = regex ? piece_pattern_compile(regex, r->path, r->err) : NULL;
-    if (regex && !pattern) return false;
-    steps->step[steps->count++] = (PieceStep){prefix_space, pattern};
-    return true;
-}
-
-// Reads {"Regex": ...}, or {"String": ...} as literal text.
-static bool read_split(Parser *r, const cJSON *part) {
-    const cJSON *pattern = cJSON_GetObjectItemCaseSensitive(part, "pattern");
-    const char *regex = json_member_string(pattern, "Regex"), *text = json_member_string(pattern, "String");
-    const char *behavior = json_member_string(part, "behavior");
-    bool invert;
-    if (!behavior || strcmp(behavior, "Isolated") != 0 || !read_flag(part, "invert", false, &invert) ||
-        invert)
-        return REFUSE("%s: Split with \"behavior\" other than Isolated, or \"invert\", is not supported",
-                      r->path);
-    if (regex) return add_step(r, regex, false);
-    if (!text || !*text) return REFUSE("%s: Split has no pattern", r->path);
-    char *quoted = xmalloc(2 * strlen(text) + 1, "a pattern"), *out = quoted;
-    for (; *text; *out++ = *text++) {
-        if (strchr("\\^$.[|()?*+{}", *text)) *out++ = '\\';
-    }
-    *out = 0;
-    bool good = add_step(r, quoted, false);
-    free(quoted);
-    return good;
-}
-
-// A step after ByteLevel would see the byte alphabet instead of text.
-static bool read_pre_tokenizer(Parser *r, const cJSON *part) {
-    bool prefix, regex, single;
-    if (r->out->steps.count && !r->out->steps.step[r->out->steps.count - 1].pattern)
-        return REFUSE("%s: the pre_tokenizer has steps after ByteLevel, which is not supported", r->path);
-    if (is_type(part, "Split")) return read_split(r, part);
-    if (is_type(part, "Digits") && read_flag(part, "individual_digits", false, &single))
-        return add_step(r, single ? "\\p{N}" : "\\p{N}+", false);
-    if (is_type(part, "ByteLevel") && read_flag(part, "add_prefix_space", true, &prefix) &&
-        read_flag(part, "use_regex", true, &regex)) {
-        // the last step has no pattern, which marks the end
-        return (!regex || add_step(r, GPT2_PATTERN, prefix)) && add_step(r, NULL, prefix && !regex);
-    }
-    return REFUSE("%s: the pre_tokenizer %.40s is not supported; only ByteLevel, Split and Digits are",
-                  r->path, type_of(part));
-}
-
-// Appends the ids of one token of a template.
-static bool append_template_ids(Parser *r, const cJSON *template, const char *name, int *side) {
-    const cJSON *tokens = cJSON_GetObjectItemCaseSensitive(template, "special_tokens"), *item;
-    const cJSON *ids = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(tokens, name),
-                                                        "ids");
-    AroundText *around = &r->out->around;
-    int64_t id;
-    if (!cJSON_IsArray(ids))
-        return REFUSE("%s: the post_processor does not define the ids of \"%.80s\"", r->path, name);
-    cJSON_ArrayForEach(item, ids) {
-        if (around->before + around->after == MOST_AROUND || !json_int64(item, 0, r->size - 1, &id))
-            return REFUSE("%s: the post_processor has unknown or too many ids for \"%.80s\"", r->path, name);
-        around->id[around->before + around->after] = (int32_t)id;
-        ++*side;
-    }
-    return true;
-}
-
-static bool read_template(Parser *r, const cJSON *template) {
-    const cJSON *single = cJSON_GetObjectItemCaseSensitive(template, "single"), *item;
-    AroundText *around = &r->out->around;
-    int texts = 0;
-    if (around->before + around->after) return REFUSE("%s: the post_processor has two templates", r->path);
-    cJSON_ArrayForEach(item, single) {
-        const cJSON *token = cJSON_GetObjectItemCaseSensitive(item, "SpecialToken");
-        const char *name = token ? json_member_string(token, "id") : NULL;
-        texts += cJSON_GetObjectItemCaseSensitive(item, "Sequence") != NULL;
-        if (token &&
-            (!name || !append_template_ids(r, template, name, texts ? &around->after : &around->before)))
-            return name ? false : REFUSE("%s: a token of the post_processor has no \"id\"", r->path);
-    }
-    return texts == 1 ||
-           REFUSE("%s: the post_processor's template does not contain exactly one text", r->path);
-}
-
-static bool read_post_processor(Parser *r, const cJSON *part) {
-    if (is_type(part, "ByteLevel")) return true;  // affects offsets only, not ids
-    if (is_type(part, "TemplateProcessing")) return read_template(r, part);
-    return REFUSE("%s: the post_processor %.40s is not supported; only TemplateProcessing is", r->path,
-                  type_of(part));
-}
-
-static bool read_decoder(Parser *r, const cJSON *part) {
-    return is_type(part, "ByteLevel") ||
-           REFUSE("%s: the decoder %.40s is not supported; only ByteLevel is", r->path, type_of(part));
-}
-
-static bool read_parts(Parser *r) {
-    static const struct {
-        const char *name, *members;
-        ReadPart read;
-    } parts[] = {{"normalizer", "normalizers", read_normalizer},
-                 {"pre_tokenizer", "pretokenizers", read_pre_tokenizer},
-                 {"decoder", "decoders", read_decoder}};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        const cJSON *part = cJSON_GetObjectItemCaseSensitive(r->root, parts[i].name);
-        if (!each_part(r, part, parts[i].members, parts[i].read, 0)) return false;
-    }
-    PieceSteps *steps = &r->out->steps;
-    if (!steps->count || steps->step[steps->count - 1].pattern)
-        return REFUSE("%s: the pre_tokenizer does not end in ByteLevel; only byte-level BPE is supported",
-                      r->path);
-    if (!steps->step[steps->count - 1].prefix_space && steps->count > 1) steps->count--;  // it is a no-op
     return true;
 }
 
@@ -427,14 +354,15 @@ static bool find_eod(Parser *r, const char *wanted) {
     return good;
 }
 
-void byte_level_free(ByteLevel *parts) {
+void bpe_parts_free(BpeParts *parts) {
     added_tokens_free(&parts->raw);
     added_tokens_free(&parts->normalized);
-    nfc_free(parts->nfc);
+    normalizer_free(&parts->normalizer);
     piece_steps_free(&parts->steps);
     bpe_free(&parts->bpe);
     token_table_free(&parts->table);
-    *parts = (ByteLevel){0};
+    free(parts->texts);
+    *parts = (BpeParts){0};
 }
 
 char *tokenizer_json_path(const char *model) {
@@ -445,24 +373,23 @@ char *tokenizer_json_path(const char *model) {
     return folder ? text_format("%.*s/tokenizer.json", (int)length, model) : xstrdup(model);
 }
 
-bool tokenizer_json_read(ByteLevel *out, const char *model, const char *eod_token, Error *err) {
+bool tokenizer_json_read(BpeParts *out, const char *model, const char *eod_token, Error *err) {
     char *path = tokenizer_json_path(model);
     Parser parser = {.path = path, .out = out, .err = err}, *r = &parser;
-    *out = (ByteLevel){0};
+    *out = (BpeParts){0};
     cJSON *root = read_object(path, err);
     bool good = root != NULL;
     if (good) {
         r->root = root;
         r->model = cJSON_GetObjectItemCaseSensitive(root, "model");
-        good = check_model(r) && read_parts(r) && read_tokens(r) && read_merges(r) &&
-               each_part(r, cJSON_GetObjectItemCaseSensitive(root, "post_processor"), "processors",
-                         read_post_processor, 0) &&
-               find_eod(r, eod_token);
+        good = check_model(r) && tokenizer_parts_read(r) && read_tokens(r) && read_merges(r) &&
+               tokenizer_post_processor_read(r) && find_eod(r, eod_token);
     }
     cJSON_Delete(root);
     symbols_free(&r->symbols);
+    normalizer_free(&r->spelling);
     free(r->of_id);
     free(path);
-    if (!good) byte_level_free(out);
+    if (!good) bpe_parts_free(out);
     return good;
 }

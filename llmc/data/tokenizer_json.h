@@ -1,7 +1,8 @@
-// Reads byte-level BPE tokenizers in Hugging Face's tokenizer.json format, such as the tokenizers
-// of GPT-2, Llama 3, Qwen and similar models. Called by tokenizer.c.
+// Reads BPE tokenizers in Hugging Face's tokenizer.json format. There are two kinds: byte-level BPE
+// (GPT-2, Llama 3, Qwen), and BPE of characters with byte_fallback, which tokenizers converted from
+// SentencePiece use (Llama 2, Mistral, TinyLlama). Called by tokenizer.c.
 #pragma once
-#include "llmc/data/nfc.h"
+#include "llmc/data/normalize.h"
 #include "llmc/data/pretokenize.h"
 #include "llmc/data/vocabulary.h"
 LLMC_BEGIN
@@ -57,23 +58,26 @@ typedef struct AroundText {
     int before, after;  // id[0 .. before) precede the text, the next `after` follow it
 } AroundText;
 
-// Parts of a byte-level BPE tokenizer, in the order in which text passes through them.
-typedef struct ByteLevel {
-    AddedTokens raw;         // matched in the raw text
-    Nfc *nfc;                // NULL: no normalization
+// Parts of a BPE tokenizer, in the order in which text passes through them.
+typedef struct BpeParts {
+    AddedTokens raw;  // matched in the raw text
+    Normalizer normalizer;
     AddedTokens normalized;  // matched in normalized text
-    PieceSteps steps;
+    PieceSteps steps;        // byte-level BPE; no steps: BPE of characters
+    Metaspace metaspace;     // BPE of characters
     Bpe bpe;
-    TokenTable table;
+    TokenTable table;  // bytes as decoded
+    char *texts;       // owned: texts of bpe.whole that are not in the table
     AroundText around;
-} ByteLevel;
+    int stripped;  // maximum number of spaces that decoding removes at the start of a text
+} BpeParts;
 
 // model: the file, or a directory that contains tokenizer.json. eod_token: text of the
 // end-of-document token; NULL: eos_token of tokenizer_config.json in the same directory, else the
-// usual names. Errors: EXIT_DATA with the file name if it is missing, malformed, or uses features
-// outside byte-level BPE. On failure nothing needs freeing.
+// usual names. Errors: EXIT_DATA with the file name if it is missing, malformed, or uses unsupported
+// features. On failure nothing needs freeing.
 char *tokenizer_json_path(const char *model);  // returns the file's path, malloc'ed
-bool tokenizer_json_read(ByteLevel *out, const char *model, const char *eod_token, Error *err);
-void byte_level_free(ByteLevel *parts);
+bool tokenizer_json_read(BpeParts *out, const char *model, const char *eod_token, Error *err);
+void bpe_parts_free(BpeParts *parts);
 
 LLMC_END

@@ -24,6 +24,7 @@ static char *text_of(const Tokenizer *tokenizer, const int32_t *ids, int64_t n) 
         at += bytes;
     }
     int64_t replaced = 0;
+    for (int i = tokenizer_stripped(tokenizer); i > 0 && total && *raw == ' '; i--, total--) raw++;
     size_t length = utf8_repair(raw, total, text, &replaced);
     for (size_t i = 0; i < length; i++) {
         if (!text[i]) text[i] = ' ';  // byte-level models may produce zero bytes

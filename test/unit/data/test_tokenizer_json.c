@@ -15,6 +15,7 @@
 #include <cjson/cJSON.h>
 
 #include "llmc/base/durable.h"
+#include "llmc/base/json_line.h"
 #include "llmc/base/utf8.h"
 #include "llmc/data/pretokenize.h"
 #include "llmc/data/tokenizer.h"
@@ -64,6 +65,21 @@ static void check_ids(const TokenBuffer *out, const cJSON *ids, const char *styl
         fail_msg("%s produces %lld ids too many for '%s'", style, (long long)(out->count - i), text);
 }
 
+// Compares the decoded text, if the golden file has one.
+static void check_text(const Tokenizer *tokenizer, const TokenBuffer *ids, const cJSON *expected) {
+    Text text = {0};
+    size_t length;
+    if (!expected) return;
+    for (int64_t i = 0; i < ids->count; i++) {
+        const char *piece = tokenizer_decode(tokenizer, ids->ids[i], &length);
+        text_add(&text, "%.*s", (int)length, piece);
+    }
+    const char *start = text.data ? text.data : "";
+    for (int i = tokenizer_stripped(tokenizer); i > 0 && *start == ' '; i--) start++;
+    assert_string_equal(start, expected->valuestring);
+    text_free(&text);
+}
+
 static void check_style(const char *style, int prefix_count, const char *eod) {
     char *folder = text_format(GOLDEN "%s", style), *ids_path = text_format("%s/ids.json", folder);
     Error err;
@@ -80,10 +96,13 @@ static void check_style(const char *style, int prefix_count, const char *eod) {
     // In the second pass most pieces are in the cache.
     for (int pass = 0; pass < 2; pass++) {
         const cJSON *text = texts->child, *ids = cJSON_GetObjectItem(golden, "ids")->child;
-        for (; text && ids; text = text->next, ids = ids->next) {
+        const cJSON *decoded = cJSON_GetObjectItem(golden, "decoded");
+        if (decoded) decoded = decoded->child;
+        for (; text && ids; text = text->next, ids = ids->next, decoded = decoded ? decoded->next : NULL) {
             out.count = 0;
             encoder_encode(encoder, text->valuestring, strlen(text->valuestring), &out, &replaced);
             check_ids(&out, ids, style, text->valuestring);
+            check_text(tokenizer, &out, decoded);
         }
         assert_true(!text && !ids);
     }
@@ -112,6 +131,10 @@ static void golden_ids(void **state) {
     check_style("o200k", 0, "<|endoftext|>");
     check_style("digits", 0, "</s>");
     check_style("whole", 0, "<|endoftext|>");
+    check_style("llama2", 1, "</s>");
+    check_style("mistral", 1, "</s>");
+    check_style("crossing", 1, "</s>");
+    check_style("metaspace", 1, "</s>");
 }
 
 // ---- pieces ----
@@ -198,7 +221,7 @@ static void pieces_of_patterns(void **state) {
 }
 
 static void long_texts_are_fast(void **state) {
-    static const char *const folders[] = {"llama3", "qwen2", "o200k", "digits"};
+    static const char *const folders[] = {"llama3", "qwen2", "o200k", "digits", "llama2", "crossing"};
     static const char *const units[] = {"a",      " ", "A",       "7",  "\n",   " \u4e2d",
                                         "\u4e2d", "-", "e\u0301", "<|", "\r\n "};
     enum { LENGTH = 1 << 19 };
@@ -428,7 +451,7 @@ static void other_tokenizers_are_refused(void **state) {
                   "normalizer Lowercase");
     check_refused("gpt2", "\"normalizer\":null", "\"normalizer\":{\"type\":\"Sequence\"}", "Sequence");
     check_refused("gpt2", "\"pre_tokenizer\":{\"type\":\"ByteLevel\"",
-                  "\"pre_tokenizer\":{\"type\":\"Metaspace\"", "pre_tokenizer Metaspace");
+                  "\"pre_tokenizer\":{\"type\":\"Whitespace\"", "pre_tokenizer Whitespace");
     check_refused("gpt2", "\"pre_tokenizer\":{", "\"pre_tokenizer\":null,\"x\":{",
                   "does not end in ByteLevel");
     check_refused("gpt2", "\"decoder\":{\"type\":\"ByteLevel\"", "\"decoder\":{\"type\":\"WordPiece\"",
@@ -444,6 +467,34 @@ static void other_tokenizers_are_refused(void **state) {
     check_refused("llama3", "\"ids\":[", "\"ids\":[99999,", "unknown or too many ids");
     check_refused("llama3", "\"ids\":[", "\"ids\":\"\",\"x\":[", "does not define the ids");
     check_refused("llama3", "\"single\":[", "\"single\":[{\"Sequence\":{}},", "exactly one text");
+}
+
+static void other_tokenizers_of_characters_are_refused(void **state) {
+    const char *space = "\"replacement\":\"\u2581\"", *strip = "\"type\":\"Strip\"";
+    const char *prepend = "\"type\":\"Prepend\"", *decoder = "\"decoder\":{\"type\":\"Sequence\"";
+    check_refused("llama2", "\"type\":\"BPE\"", "\"type\":\"Unigram\"", "a Unigram tokenizer");
+    check_refused("llama2", "\"byte_fallback\":true", "\"byte_fallback\":false", "BPE with byte_fallback");
+    check_refused("llama2", "\"byte_fallback\":true", "\"byte_fallback\":1", "byte_fallback");
+    check_refused("llama2", "\"fuse_unk\":true", "\"fuse_unk\":2", "fuse_unk");
+    check_refused("llama2", "\"unk_token\":\"<unk>\"", "\"unk_token\":\"<nil>\"", "<nil>");
+    check_refused("crossing", "\"unk_token\":\"<unk>\"", "\"unk_token\":null", "text would be lost");
+    check_refused("llama2", prepend, "\"type\":\"Strip\"", "normalizer Strip");
+    check_refused("llama2", "\"prepend\":\"", "\"prepend\":\"1234", "normalizer Prepend");
+    check_refused("llama2", "{\"String\":\" \"}", "{\"Regex\":\" \"}", "\"pattern\" of a \"String\"");
+    check_refused("llama2", "{\"String\":\" \"}", "{\"String\":\"\"}", "\"pattern\" of a \"String\"");
+    check_refused("llama2", "\"content\":\"\u2581\"", "\"content\":\"1234\"", "3 times longer");
+    check_refused("llama2", "\"content\":\"the end\"", "\"content\":\"\"", "no \"content\"");
+    check_refused("mistral", space, "\"replacement\":\"ab\"", "one character");
+    check_refused("mistral", space, "\"x\":0", "one character");
+    check_refused("mistral", "\"first\"", "\"second\"", "prepend_scheme");
+    check_refused("mistral", "\"split\":false", "\"split\":0", "\"split\"");
+    check_refused("mistral", "\"split\":false", "\"split\":false,\"add_prefix_space\":false", "contradicts");
+    check_refused("mistral", "\"normalizer\":null", "\"normalizer\":{\"type\":\"NFC\"}",
+                  "Metaspace with a normalizer");
+    check_refused("mistral", decoder, "\"decoder\":null,\"x\":{\"type\":\"Sequence\"", "no decoder");
+    check_refused("mistral", strip, "\"type\":\"Metaspace\"", "decoder Metaspace");
+    check_refused("mistral", "\"type\":\"ByteFallback\"", "\"type\":\"Strip\"", "after Fuse");
+    check_refused("mistral", "\"stop\":0", "\"stop\":1", "at the start");
 }
 
 static void malformed_vocabularies_are_refused(void **state) {
@@ -480,6 +531,8 @@ static void harmless_differences_are_accepted(void **state) {
     check_taken("gpt2", "\"dropout\":null", "\"dropout\":0.0");
     check_taken("gpt2", "\"continuing_subword_prefix\":null", "\"continuing_subword_prefix\":\"\"");
     check_taken("gpt2", "\"truncation\":null", "\"truncation\":{\"max_length\":5}");
+    check_taken("mistral", "\"fuse_unk\":true", "\"fuse_unk\":null");
+    check_taken("mistral", "\"split\":false", "\"split\":false,\"add_prefix_space\":true");
     check_taken("gpt2", "\"normalizer\":null", "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[]}");
 }
 
@@ -494,6 +547,7 @@ int main(void) {
         cmocka_unit_test(added_tokens_of_the_vocabulary),
         cmocka_unit_test(added_tokens_that_absorb_white_space),
         cmocka_unit_test(other_tokenizers_are_refused),
+        cmocka_unit_test(other_tokenizers_of_characters_are_refused),
         cmocka_unit_test(malformed_vocabularies_are_refused),
         cmocka_unit_test(harmless_differences_are_accepted),
     };

@@ -55,7 +55,25 @@ static void characters_are_written_whole(void **state) {
     tokenizer_close(bytes);
 }
 
+static void spaces_at_the_start_are_dropped(void **state) {
+    static const struct {
+        const char *bytes, *text;
+    } texts[] = {{" a b", "a b"}, {"  a", " a"}, {"a b", "a b"}, {"\xC3\xA4 b", "\xC3\xA4 b"}};
+    Error err;
+    Tokenizer *bytes = tokenizer_open(&(TokenizerChoice){.type = TOKENIZER_BYTE}, &err);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        FILE *out = tmpfile();
+        TextStream stream = {.tokenizer = bytes, .out = out, .strip = 1};
+        for (size_t at = 0; texts[i].bytes[at]; at++)
+            assert_true(text_stream_put(&stream, (unsigned char)texts[i].bytes[at]));
+        expect_written(out, texts[i].text);
+        fclose(out);
+    }
+    tokenizer_close(bytes);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(characters_are_written_whole)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(characters_are_written_whole),
+                                       cmocka_unit_test(spaces_at_the_start_are_dropped)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
