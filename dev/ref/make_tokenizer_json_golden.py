@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Generates test/golden/tokenizer_json for test/unit/data/test_tokenizer_json.c: small tokenizers in the
-styles of GPT-2, Llama 2 and 3, Mistral, Qwen 2 and others, in Hugging Face's tokenizer.json format, and the ids that the
-`tokenizers` package produces for difficult texts.
+styles of GPT-2, Llama 2 and 3, Mistral, Qwen 2 and others, in Hugging Face's tokenizer.json format, and
+the ids that the `tokenizers` package produces for difficult texts.
 
     pip install tokenizers
     dev/ref/make_tokenizer_json_golden.py
@@ -183,8 +183,8 @@ def of_characters(missing=(), runs=True, extra=(), **model):
     tokenizer = Tokenizer.from_str(json.dumps({**empty, "model": model}))
     tokenizer.add_special_tokens(special("<unk>", "<s>", "</s>"))
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(),
-                                           decoders.Strip(" ", 1, 0)])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(),
+                                           decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     return tokenizer
 
 
@@ -212,7 +212,8 @@ def crossing():
     some characters are unknown."""
     tokenizer = of_characters(missing=(0xE4, 0xF0), extra=[("e", SPACE), ("s", SPACE), ("e" + SPACE, "t")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=False)
-    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(),
+                                           decoders.Fuse()])
     return tokenizer, None
 
 

@@ -1,7 +1,7 @@
-// Searches added tokens. See tokenizer_json.h. The sorted list doubles as a prefix tree: a binary
+// Searches added tokens. See bpe_parts.h. The sorted list doubles as a prefix tree: a binary
 // search finds the last token that does not sort after the text. The longest match at this position
 // is that token or one of its prefixes.
-#include "llmc/data/tokenizer_json.h"
+#include "llmc/data/bpe_parts.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 // Tokenizers and encoders. See tokenizer.h. An encoder repairs invalid UTF-8, extracts added tokens
-// (added_tokens.c), normalizes the rest (normalize.c), pre-tokenizes it (pretokenize.c) and merges the
-// bytes or characters of each piece (bpe.c). Recent pieces are cached.
+// (added_tokens.c), normalizes the rest (normalize.c), pre-tokenizes it (pretokenize.c) and merges
+// the bytes or characters of each piece (bpe.c). Recent pieces are cached.
 #include "llmc/data/tokenizer.h"
 
 #include <assert.h>
@@ -280,7 +280,7 @@ static void encode_around(Encoder *encoder, const AddedTokens *tokens, const cha
     if (done < bytes) encode_rest(encoder, text + done, bytes - done, first && !done, out);
 }
 
-// Returns the text with Metaspace's character for its spaces and in front of it.
+// Returns the text with Metaspace's character for its spaces, and before it.
 static const char *with_metaspace(Encoder *encoder, const char *text, size_t *bytes, bool first) {
     const Metaspace *metaspace = &encoder->tokenizer->parts.metaspace;
     const size_t length = strlen(metaspace->space);

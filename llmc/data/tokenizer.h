@@ -1,7 +1,7 @@
 // Converts text to token ids and back. Supports GPT-2's byte-level BPE (vocab.json and merges.txt),
 // BPE in Hugging Face's tokenizer.json (byte-level, or of characters with byte_fallback), a byte
-// tokenizer (256 bytes and EOD) that needs no files, and Megatron's NullTokenizer (ids only). Used by
-// preprocess_data (encoding), the trainer (vocabulary size, EOD) and sampling (decoding).
+// tokenizer (256 bytes and EOD) that needs no files, and Megatron's NullTokenizer (ids only). Used
+// by preprocess_data (encoding), the trainer (vocabulary size, EOD) and sampling (decoding).
 //
 // BPE ids equal the ids of Hugging Face's `tokenizers`. They also equal the ids of Megatron-LM's
 // GPT2BPETokenizer (for GPT-2) or HuggingFaceTokenizer. PCRE2's Unicode tables (version_unicode)

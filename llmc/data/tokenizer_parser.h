@@ -3,8 +3,8 @@
 // decoder).
 #pragma once
 #include "llmc/base/json.h"
+#include "llmc/data/bpe_parts.h"
 #include "llmc/data/symbols.h"
-#include "llmc/data/tokenizer_json.h"
 LLMC_BEGIN
 
 typedef struct TokenizerParser {
