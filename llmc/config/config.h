@@ -20,7 +20,7 @@ typedef enum WeightDecayStyle {
     WEIGHT_DECAY_COSINE
 } WeightDecayStyle;
 typedef enum Normalization { LAYERNORM, RMSNORM } Normalization;
-typedef enum PositionEmbedding { POSITIONS_LEARNED, POSITIONS_ROPE } PositionEmbedding;
+typedef enum PositionEmbedding { POSITIONS_LEARNED, POSITIONS_ROPE, POSITIONS_YARN } PositionEmbedding;
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum Optimizing { OPTIMIZER_ADAM, OPTIMIZER_MUON } Optimizing;
 typedef enum MuonTensorParallel { MUON_DUPLICATED, MUON_BLOCKWISE } MuonTensorParallel;
@@ -77,8 +77,15 @@ typedef struct Config {
     double rotary_base, rotary_percent;
     bool use_rope_scaling;  // as in Llama 3.1
     double rope_scaling_factor;
+    double rotary_seq_len_interpolation_factor;
+    // with POSITIONS_YARN
+    double rotary_scaling_factor, yarn_beta_fast, yarn_beta_slow;
+    double yarn_attention_factor;  // 0: computed from rotary_scaling_factor
+    int yarn_original_max_position_embeddings;
+    bool no_yarn_correction_range_round_to_int;
     int num_query_groups;  // used with group_query_attention; see config_query_groups
-    bool group_query_attention, swiglu, disable_bias_linear, untie_embeddings_and_output_weights;
+    bool group_query_attention, swiglu, untie_embeddings_and_output_weights;
+    bool disable_bias_linear, add_qkv_bias;
     bool qk_layernorm;
     // batch size and length of the run
     int micro_batch_size, global_batch_size;

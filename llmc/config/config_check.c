@@ -31,13 +31,13 @@ static int row_of(size_t offset) {
 // Adds a note for each given flag that has no effect because the condition in its row is not met.
 static void note_idle(const Parsed *p) {
     const Config *c = p->config;
-    bool rope = c->position_embedding_type == POSITIONS_ROPE, sharded = c->sharding == SHARD_PARAMETERS;
+    bool rope = c->position_embedding_type != POSITIONS_LEARNED, sharded = c->sharding == SHARD_PARAMETERS;
     const struct {
         int need;
         bool met;
         const char *what;
     } conditions[] = {
-        {NEEDS_ROPE, rope, "--position-embedding-type rope"},
+        {NEEDS_ROPE, rope, "--position-embedding-type rope or yarn"},
         {NEEDS_ROPE_SCALING, c->use_rope_scaling, "--use-rope-scaling"},
         {NEEDS_LEARNED_POSITIONS, !rope, "learned positions"},
         {NEEDS_QUERY_GROUPS, c->group_query_attention, "--group-query-attention"},
@@ -97,9 +97,49 @@ static int ffn_width(const Config *c) {
     return c->ffn_hidden_size ? c->ffn_hidden_size : config_default_ffn(c);
 }
 
+static void note_idle_yarn(const Parsed *p) {
+    static const size_t fields[] = {offsetof(Config, rotary_scaling_factor),
+                                    offsetof(Config, yarn_original_max_position_embeddings),
+                                    offsetof(Config, yarn_beta_fast),
+                                    offsetof(Config, yarn_beta_slow),
+                                    offsetof(Config, no_yarn_correction_range_round_to_int),
+                                    offsetof(Config, yarn_attention_factor)};
+    int rows;
+    for (size_t i = 0; i < COUNT_OF(fields) && p->config->position_embedding_type != POSITIONS_YARN; i++) {
+        int row = row_of(fields[i]);
+        if (p->given[row])
+            NOTE("--%s has no effect without --position-embedding-type yarn",
+                 config_options(&rows)[row].name);
+    }
+}
+
+// The scalings of rotary positions exclude each other.
+static bool check_rope_scaling(const Parsed *p) {
+    const Config *c = p->config;
+    bool yarn = c->position_embedding_type == POSITIONS_YARN,
+         rope = c->position_embedding_type == POSITIONS_ROPE;
+    bool linear = (rope || yarn) && c->rotary_seq_len_interpolation_factor > 1;
+    const char *other = yarn ? "--position-embedding-type yarn" : "--rotary-seq-len-interpolation-factor";
+    if (c->use_rope_scaling && (yarn || (rope && linear)))
+        return REFUSE("--use-rope-scaling and %s both scale the rotation frequencies; use one of them",
+                      other);
+    if (yarn && linear)
+        return REFUSE(
+            "--rotary-seq-len-interpolation-factor and %s both scale the rotation frequencies; use "
+            "one of them",
+            other);
+    if (yarn && c->yarn_beta_slow > c->yarn_beta_fast)
+        return REFUSE("--yarn-beta-slow %g is larger than --yarn-beta-fast %g; lower it", c->yarn_beta_slow,
+                      c->yarn_beta_fast);
+    if (yarn && c->rotary_base <= 1)
+        return REFUSE("--position-embedding-type yarn needs a --rotary-base above 1, not %g", c->rotary_base);
+    note_idle_yarn(p);
+    return true;
+}
+
 static bool check_positions(const Parsed *p, int head) {
     const Config *c = p->config;
-    bool rope = c->position_embedding_type == POSITIONS_ROPE;
+    bool rope = c->position_embedding_type != POSITIONS_LEARNED;
     int columns = (int)(head * c->rotary_percent);
     if (rope && (columns < 2 || columns % 2)) {
         return REFUSE(
@@ -112,7 +152,9 @@ static bool check_positions(const Parsed *p, int head) {
             "--seq-length %d is larger than --max-position-embeddings %d; raise --max-position-embeddings",
             c->seq_length, c->max_position_embeddings);
     }
-    return true;
+    if (c->add_qkv_bias && !c->disable_bias_linear)
+        NOTE("--add-qkv-bias has no effect without --disable-bias-linear");
+    return check_rope_scaling(p);
 }
 
 // The same limit as for ffn-hidden-size, so that the width of Q, K and V together fits an int.

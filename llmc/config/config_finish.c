@@ -283,7 +283,7 @@ int config_query_groups(const Config *c) {
 }
 
 int config_rotary_columns(const Config *c) {
-    if (c->position_embedding_type != POSITIONS_ROPE) return 0;
+    if (c->position_embedding_type == POSITIONS_LEARNED) return 0;
     return (int)(c->kv_channels * c->rotary_percent);
 }
 

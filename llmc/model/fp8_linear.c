@@ -154,7 +154,7 @@ uint32_t *fp8_absmax(const GPT *gpt, const Pass *p, int l, LayerLinear which, Fp
 static bool knows_absmax(const GPT *gpt, LayerLinear which, Fp8Operand operand) {
     if (operand == FP8_WEIGHT) return false;
     if (operand == FP8_INPUT) return which == LINEAR_QKV || which == LINEAR_FC1;
-    return which != LINEAR_QKV || gpt->biased || (gpt->rotary && !gpt->qk_norm);
+    return which != LINEAR_QKV || gpt->qkv_biased || (gpt->rotary && !gpt->qk_norm);
 }
 
 static Fp8Matrix matrix_of(const GPT *gpt, Fp8Operand operand, Fp8Codes codes, const Fp8Scale *scale) {

@@ -38,13 +38,14 @@ static void add_tensor(GPT *gpt, const char *name, int64_t rows, int64_t columns
 }
 
 // Assigns each tensor its index within a layer. RMSNorm has no bias, and linear layers have none
-// with --disable-bias-linear. A bias follows its weight.
+// with --disable-bias-linear, except QKV's with --add-qkv-bias. A bias follows its weight.
 static void place_tensors(GPT *gpt) {
     for (int i = 0; i < LAYER_TENSORS; i++) {
         int weight = i / 2 * 2;
         bool of_heads = weight == Q_NORM_W || weight == K_NORM_W, bias = i != weight;
+        bool biased = weight == QKV_W ? gpt->qkv_biased : gpt->biased;
         bool of_norm = of_heads || weight == LN1_W || weight == LN2_W;
-        bool absent = (of_heads && !gpt->qk_norm) || (bias && (of_norm ? gpt->rms : !gpt->biased));
+        bool absent = (of_heads && !gpt->qk_norm) || (bias && (of_norm ? gpt->rms : !biased));
         gpt->place[i] = absent ? -1 : gpt->layer_tensors++;
     }
 }
@@ -151,6 +152,17 @@ static void keep_own(GPT *gpt) {
     }
 }
 
+static Yarn yarn_of(const Config *c) {
+    double factor = c->rotary_scaling_factor, gain = c->yarn_attention_factor;
+    if (gain == 0) gain = 0.1 * log(factor) + 1;
+    return (Yarn){.factor = factor,
+                  .positions = c->yarn_original_max_position_embeddings,
+                  .fast = c->yarn_beta_fast,
+                  .slow = c->yarn_beta_slow,
+                  .gain = gain,
+                  .rounded = !c->no_yarn_correction_range_round_to_int};
+}
+
 void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     int ranks = mesh->tp.size;
     assert(config->num_attention_heads % ranks == 0 && config->num_layers % mesh->pp.size == 0);
@@ -170,11 +182,14 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->has_tasks = config->eval_tasks.count > 0;
     gpt->rotary_base = config->rotary_base;
     gpt->rotary_stretch = config->use_rope_scaling ? config->rope_scaling_factor : 1;
+    gpt->rotary_interpolation = config->rotary_seq_len_interpolation_factor;
+    if (config->position_embedding_type == POSITIONS_YARN) gpt->yarn = yarn_of(config);
     gpt->rotary = config_rotary_columns(config);
     gpt->P = gpt->rotary ? 0 : config->max_position_embeddings;
     gpt->rms = config->normalization == RMSNORM;
     gpt->swiglu = config->swiglu;
     gpt->biased = !config->disable_bias_linear;
+    gpt->qkv_biased = gpt->biased || config->add_qkv_bias;
     gpt->tied = !config->untie_embeddings_and_output_weights;
     gpt->qk_norm = config->qk_layernorm;
     gpt->FC1 = gpt->swiglu ? 2 * gpt->F : gpt->F;

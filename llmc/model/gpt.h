@@ -267,6 +267,15 @@ typedef struct StageMessages {
     int64_t expected, arrived;       // numbers of messages
 } StageMessages;
 
+// Scaling of rotary frequencies with --position-embedding-type yarn. factor 0: not used.
+typedef struct Yarn {
+    double factor, positions;  // the context was `positions` long before and is now factor times that
+    double fast, slow;         // turns in the original context above | below which the frequency is
+                               // kept | divided by factor
+    double gain;               // factor of cosines and sines
+    bool rounded;              // to whole columns
+} Yarn;
+
 typedef struct GPT {
     int B, T, C, NH, HD, A, F, L, V, P;  // L: layers of the stage. P: 0 with rotary positions
     int words;                           // vocabulary size without padding
@@ -275,13 +284,16 @@ typedef struct GPT {
     int QKV;                             // elements of a token's queries, keys and values
     bool rms, swiglu;                    // RMSNorm instead of LayerNorm, SwiGLU instead of GELU
     bool biased;                         // linear layers have biases
+    bool qkv_biased;                     // the linear layer of queries, keys and values has one
     bool tied;                           // the LM head shares the word embeddings
     bool qk_norm;                        // per-head norm of queries and keys
     bool by_kind;                        // qkv holds all queries, then all keys, then all values;
                                          // op_rope writes this layout for models with RoPE and GQA
     double rotary_base;
-    double rotary_stretch;  // --rope-scaling-factor; 1: no scaling
-    int rotary;             // rotated columns of a head; 0: learned positions
+    double rotary_stretch;        // --rope-scaling-factor; 1: no scaling
+    double rotary_interpolation;  // --rotary-seq-len-interpolation-factor; 1: none
+    Yarn yarn;
+    int rotary;  // rotated columns of a head; 0: learned positions
     Stage stage;
     const Mesh *mesh;
     float epsilon, attention_dropout, hidden_dropout;

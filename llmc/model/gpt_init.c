@@ -70,18 +70,43 @@ static double stretched(double frequency, double stretch) {
     return share * frequency + (1 - share) * frequency / stretch;
 }
 
+// YaRN as in transformers (_compute_yarn_parameters): returns the column, a real number, whose
+// frequency makes `turns` turns in the original context.
+static double yarn_column(const GPT *gpt, double turns) {
+    return gpt->rotary * log(gpt->yarn.positions / (2 * acos(-1) * turns)) / (2 * log(gpt->rotary_base));
+}
+
+// Divides the frequencies of the last columns by the factor, keeps those of the first ones, and
+// interpolates in between.
+static double yarn_frequency(const GPT *gpt, double frequency, double column) {
+    const Yarn *y = &gpt->yarn;
+    double low = yarn_column(gpt, y->fast), high = yarn_column(gpt, y->slow);
+    if (y->rounded) low = floor(low), high = ceil(high);
+    low = fmax(low, 0);
+    high = fmin(high, gpt->rotary - 1);
+    if (low == high) high += 0.001;
+    double ramp = fmin(1, fmax(0, (column - low) / (high - low)));
+    return frequency / y->factor * ramp + frequency * (1 - ramp);
+}
+
+static double scaled_frequency(const GPT *gpt, double column) {
+    double frequency = pow(gpt->rotary_base, -2.0 * column / gpt->rotary);
+    if (gpt->rotary_interpolation > 1) frequency /= gpt->rotary_interpolation;
+    if (gpt->yarn.factor > 0) return yarn_frequency(gpt, frequency, column);
+    return gpt->rotary_stretch > 1 ? stretched(frequency, gpt->rotary_stretch) : frequency;
+}
+
 // Computes the table in double on the host, so that all backends use the same values.
 void gpt_upload_rope_table(GPT *gpt) {
     int half = gpt->rotary / 2;
+    double gain = gpt->yarn.factor > 0 ? gpt->yarn.gain : 1;
     size_t bytes = (size_t)gpt->T * (size_t)gpt->rotary * sizeof(float);
     float *turns = xmalloc(bytes, "the rotary positions");
     for (int64_t i = 0; i < (int64_t)gpt->T * half; i++) {
         int64_t t = i / half, column = i % half;
-        double frequency = pow(gpt->rotary_base, -2.0 * (double)column / gpt->rotary);
-        if (gpt->rotary_stretch > 1) frequency = stretched(frequency, gpt->rotary_stretch);
-        double angle = (double)t * frequency;
-        turns[t * gpt->rotary + column] = (float)cos(angle);
-        turns[t * gpt->rotary + half + column] = (float)sin(angle);
+        double angle = (double)t * scaled_frequency(gpt, (double)column);
+        turns[t * gpt->rotary + column] = (float)(gain * cos(angle));
+        turns[t * gpt->rotary + half + column] = (float)(gain * sin(angle));
     }
     copy_to_device(gpt->stream, gpt->rope_table, turns, bytes);
     stream_synchronize(gpt->stream);

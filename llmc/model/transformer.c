@@ -441,7 +441,7 @@ void gpt_head(GPT *gpt, const Pass *p) {
 // absmax: accumulates the absolute maximum of dy, or NULL.
 static void bias_backward(const GPT *gpt, int l, enum LayerTensor bias, const Linear *a, const float *sum,
                           uint32_t *absmax) {
-    if (!gpt->biased) return;
+    if (gpt_layer_tensor(gpt, l, bias) < 0) return;
     op_bias_gradient(gpt->stream, grad(gpt, l, bias), a->dy, sum, a->N, a->OC, gpt->workspace, absmax);
 }
 
@@ -512,7 +512,7 @@ static void layer_backward(GPT *gpt, int l, const Pass *p) {
     rope_back.x = heads.x = gpt->dwide;
     rope_back.by_kind = gpt->by_kind ? o.attention.dqkv : NULL;
     rope_back.back = true;
-    if (!gpt->biased && !gpt->qk_norm) rope_back.absmax = fp8_absmax(gpt, p, l, LINEAR_QKV, FP8_GRADIENT);
+    if (!gpt->qkv_biased && !gpt->qk_norm) rope_back.absmax = fp8_absmax(gpt, p, l, LINEAR_QKV, FP8_GRADIENT);
     if (gpt->recompute_full) {
         LayerOps again = o;
         again.norm1.branch = NULL;  // residual[l] already holds the sum

@@ -9,7 +9,10 @@ static void good_lines(void **state) {
          "\"normalization\":\"LayerNorm\",\"norm_epsilon\":1e-05,"
          "\"position_embedding_type\":\"learned_absolute\",\"rotary_base\":10000.0,"
          "\"rotary_percent\":1.0,\"use_rope_scaling\":false,\"rope_scaling_factor\":8.0,"
-         "\"swiglu\":false,\"disable_bias_linear\":false,"
+         "\"rotary_seq_len_interpolation_factor\":1.0,\"rotary_scaling_factor\":1.0,"
+         "\"yarn_original_max_position_embeddings\":4096,\"yarn_beta_fast\":32.0,\"yarn_beta_slow\":1.0,"
+         "\"no_yarn_correction_range_round_to_int\":false,\"yarn_attention_factor\":0.0,"
+         "\"swiglu\":false,\"disable_bias_linear\":false,\"add_qkv_bias\":false,"
          "\"untie_embeddings_and_output_weights\":false,\"qk_layernorm\":false"},
         {"--qk-layernorm", "\"qk_layernorm\":true"},
         {"--normalization RMSNorm --position-embedding-type rope --rotary-base 500000 --norm-epsilon 1e-6",
@@ -17,6 +20,14 @@ static void good_lines(void **state) {
          "\"rotary_base\":500000.0"},
         {"--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 32",
          "\"use_rope_scaling\":true,\"rope_scaling_factor\":32.0"},
+        {"--position-embedding-type rope --rotary-seq-len-interpolation-factor 2.5",
+         "\"rotary_seq_len_interpolation_factor\":2.5"},
+        {"--position-embedding-type yarn --rotary-scaling-factor 4 --yarn-original-max-position-embeddings "
+         "32768 "
+         "--yarn-beta-fast 16 --yarn-beta-slow 2 --no-yarn-correction-range-round-to-int",
+         "\"rotary_scaling_factor\":4.0,\"yarn_original_max_position_embeddings\":32768,"
+         "\"yarn_beta_fast\":16.0,\"yarn_beta_slow\":2.0,\"no_yarn_correction_range_round_to_int\":true"},
+        {"--disable-bias-linear --add-qkv-bias", "\"add_qkv_bias\":true"},
         {"--swiglu", "\"ffn_hidden_size\":128"},  // 64 x 8 / 3, rounded down to a multiple of 64
         {"--swiglu --ffn-hidden-size 176", "\"ffn_hidden_size\":176"},
         {"--group-query-attention --num-query-groups 2",
@@ -56,6 +67,14 @@ static void bad_lines(void **state) {
         {"--rotary-percent 0", "above 0"},
         {"--rotary-base 0.5", "at least 1"},
         {"--position-embedding-type relative", "not one of learned_absolute|rope"},
+        {"--position-embedding-type yarn --use-rope-scaling", "both scale the rotation frequencies"},
+        {"--position-embedding-type rope --use-rope-scaling --rotary-seq-len-interpolation-factor 2",
+         "both scale the rotation frequencies"},
+        {"--position-embedding-type yarn --rotary-seq-len-interpolation-factor 2",
+         "both scale the rotation frequencies"},
+        {"--position-embedding-type yarn --yarn-beta-slow 40", "larger than --yarn-beta-fast 32"},
+        {"--position-embedding-type yarn --rotary-base 1", "--rotary-base above 1"},
+        {"--position-embedding-type yarn --rotary-scaling-factor 0.5", "at least 1"},
         {"--position-embedding-type rope --rotary-percent 0.2", "rotates an even number of at least 2"},
         {"--group-query-attention --num-query-groups 3",
          "--num-attention-heads 4 is not divisible by --num-query-groups 3"},
@@ -79,7 +98,13 @@ static void notes(void **state) {
         const char *words, *note;
     } noted[] = {
         {"--num-query-groups 2", "--num-query-groups has no effect without --group-query-attention\n"},
-        {"--rotary-percent 0.5", "--rotary-percent has no effect without --position-embedding-type rope\n"},
+        {"--rotary-percent 0.5",
+         "--rotary-percent has no effect without --position-embedding-type rope or yarn\n"},
+        {"--position-embedding-type rope --yarn-beta-fast 8",
+         "--yarn-beta-fast has no effect without --position-embedding-type yarn\n"},
+        {"--rotary-scaling-factor 8",
+         "--rotary-scaling-factor has no effect without --position-embedding-type yarn\n"},
+        {"--add-qkv-bias", "--add-qkv-bias has no effect without --disable-bias-linear\n"},
         {"--position-embedding-type rope --reset-position-ids",
          "--reset-position-ids has no effect without learned positions\n"},
     };
