@@ -1,6 +1,7 @@
 // Reads and writes config.json according to a family's tables. See hf_family.h. The file is treated
 // as untrusted input.
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -110,33 +111,95 @@ static const struct RopeNumber {
 } ROPE_NUMBERS[] = {{"low_freq_factor", "1.0"},
                     {"high_freq_factor", "4.0"},
                     {"original_max_position_embeddings", "8192"}};
-#define ROPE_TYPES "only Llama 3.1's rope scaling, or none, is supported"
+#define ROPE_TYPES "only linear, yarn and Llama 3.1's rope scaling, or none, are supported"
+
+static bool refuse_rope(const Reading *r, const char *key, const cJSON *rope, const char *bad) {
+    char text[TEXT_BYTES];
+    text_of(cJSON_GetObjectItemCaseSensitive(rope, bad), text);
+    return ckpt_error(r->err,
+                      "%s has %s.%s '%.60s', which the trainer does not support: " ROPE_TYPES
+                      "; import another model",
+                      r->path, key, bad, text);
+}
+
+// Returns the first member that is present and not a number, or NULL.
+static const char *not_a_number(const cJSON *rope, const char *const *names, int count) {
+    for (int i = 0; i < count; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(rope, names[i]);
+        if (item && !cJSON_IsNull(item) && !cJSON_IsNumber(item)) return names[i];
+    }
+    return NULL;
+}
+
+static double number_or(const cJSON *object, const char *name, double otherwise) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    return cJSON_IsNumber(item) ? item->valuedouble : otherwise;
+}
+
+static bool take_number(const Reading *r, const char *key, const char *argument, double value) {
+    char text[TEXT_BYTES];
+    if (value == (double)(int64_t)value) snprintf(text, sizeof text, "%" PRId64, (int64_t)value);
+    else format_real(value, text, sizeof text);
+    return take(r, key, argument, text);
+}
+
+// Factor of YaRN's cosines and sines, as transformers computes it; 0: the trainer's default.
+static double yarn_gain(const cJSON *rope, double factor) {
+    double given = number_or(rope, "attention_factor", 0), m = number_or(rope, "mscale", 0),
+           all = number_or(rope, "mscale_all_dim", 0);
+    if (given || !m || !all || factor <= 1) return given;
+    return (0.1 * m * log(factor) + 1) / (0.1 * all * log(factor) + 1);
+}
+
+// Without a factor, it is the ratio of the context lengths.
+static bool take_yarn(const Reading *r, const char *key, const cJSON *rope) {
+    static const char *const numbers[] = {"factor",          "original_max_position_embeddings",
+                                          "beta_fast",       "beta_slow",
+                                          "mscale",          "mscale_all_dim",
+                                          "attention_factor"};
+    const char *bad = not_a_number(rope, numbers, sizeof numbers / sizeof *numbers);
+    const cJSON *truncate = cJSON_GetObjectItemCaseSensitive(rope, "truncate");
+    double positions = number_or(r->config, "max_position_embeddings", 0),
+           before = number_or(rope, numbers[1], positions);
+    if (!bad && !(before >= 1 && before < 1e9)) bad = numbers[1];
+    if (!bad && truncate && !cJSON_IsBool(truncate)) bad = "truncate";
+    if (bad) return refuse_rope(r, key, rope, bad);
+    double factor = number_or(rope, "factor", positions / before), gain = yarn_gain(rope, factor);
+    cJSON_ReplaceItemInObject(r->arguments, "position_embedding_type", cJSON_CreateString("yarn"));
+    return take_number(r, key, "rotary_scaling_factor", factor) &&
+           take_number(r, key, "yarn_original_max_position_embeddings", before) &&
+           take_number(r, key, "yarn_beta_fast", number_or(rope, "beta_fast", 32)) &&
+           take_number(r, key, "yarn_beta_slow", number_or(rope, "beta_slow", 1)) &&
+           take_number(r, key, "yarn_attention_factor", gain) &&
+           take(r, key, "no_yarn_correction_range_round_to_int", cJSON_IsFalse(truncate) ? "true" : "false");
+}
+
+static bool take_llama3(const Reading *r, const char *key, const cJSON *rope) {
+    for (size_t i = 0; i < sizeof ROPE_NUMBERS / sizeof *ROPE_NUMBERS; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(rope, ROPE_NUMBERS[i].name);
+        if (cJSON_GetNumberValue(item) != atof(ROPE_NUMBERS[i].text))
+            return refuse_rope(r, key, rope, ROPE_NUMBERS[i].name);
+    }
+    char text[TEXT_BYTES];
+    text_of(cJSON_GetObjectItemCaseSensitive(rope, "factor"), text);
+    return take(r, key, "use_rope_scaling", "true") && take(r, key, "rope_scaling_factor", text);
+}
 
 // Reads the rope settings from `key`: "rope_scaling", or "rope_parameters" in newer folders.
 static bool take_rope(const Reading *r, const char *key) {
     const cJSON *rope = cJSON_GetObjectItemCaseSensitive(r->config, key);
     const cJSON *factor = cJSON_GetObjectItemCaseSensitive(rope, "factor");
-    const char *bad = cJSON_GetObjectItemCaseSensitive(rope, "rope_type") ? "rope_type" : "type";
-    char text[TEXT_BYTES];
-    text_of(cJSON_GetObjectItemCaseSensitive(rope, bad), text);
-    bool plain = options_choice("(none)|null|default", text) >= 0, scaled = strcmp(text, "llama3") == 0;
+    const char *name = cJSON_GetObjectItemCaseSensitive(rope, "rope_type") ? "rope_type" : "type";
+    char type[TEXT_BYTES], text[TEXT_BYTES];
+    text_of(cJSON_GetObjectItemCaseSensitive(rope, name), type);
+    text_of(factor, text);
+    bool plain = options_choice("(none)|null|default", type) >= 0;
     if (plain && (!factor || cJSON_GetNumberValue(factor) == 1)) return true;
-    if (plain || (scaled && !cJSON_IsNumber(factor))) bad = "factor";
-    for (size_t i = 0; scaled && i < sizeof ROPE_NUMBERS / sizeof *ROPE_NUMBERS; i++) {
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(rope, ROPE_NUMBERS[i].name);
-        if (cJSON_GetNumberValue(item) == atof(ROPE_NUMBERS[i].text)) continue;
-        bad = ROPE_NUMBERS[i].name;
-        scaled = false;
-    }
-    text_of(cJSON_GetObjectItemCaseSensitive(rope, bad), text);
-    if (scaled && cJSON_IsNumber(factor)) {
-        text_of(factor, text);
-        return take(r, key, "use_rope_scaling", "true") && take(r, key, "rope_scaling_factor", text);
-    }
-    return ckpt_error(r->err,
-                      "%s has %s.%s '%.60s', which the trainer does not support: " ROPE_TYPES
-                      "; import another model",
-                      r->path, key, bad, text);
+    if (strcmp(type, "yarn") == 0) return take_yarn(r, key, rope);
+    bool linear = strcmp(type, "linear") == 0, llama3 = strcmp(type, "llama3") == 0;
+    if (!plain && !linear && !llama3) return refuse_rope(r, key, rope, name);
+    if (plain || !cJSON_IsNumber(factor)) return refuse_rope(r, key, rope, "factor");
+    return linear ? take(r, key, "rotary_seq_len_interpolation_factor", text) : take_llama3(r, key, rope);
 }
 
 static bool take_rotations(const Reading *r) {
@@ -258,23 +321,51 @@ static void put_family(Writing *w, const HfFamily *family) {
     }
 }
 
+typedef struct RopeKey {
+    const char *key, *argument;
+    bool real;
+} RopeKey;
+static const RopeKey LLAMA3_KEYS[] = {{"factor", "rope_scaling_factor", true}};
+static const RopeKey LINEAR_KEYS[] = {{"factor", "rotary_seq_len_interpolation_factor", true}};
+static const RopeKey YARN_KEYS[] = {{"factor", "rotary_scaling_factor", true},
+                                    {"original_max_position_embeddings",
+                                     "yarn_original_max_position_embeddings", false},
+                                    {"beta_fast", "yarn_beta_fast", true},
+                                    {"beta_slow", "yarn_beta_slow", true},
+                                    {"attention_factor", "yarn_attention_factor", true}};
+
+static void put_rope_type(Writing *w, const char *group, const char *type, const RopeKey *keys, int count) {
+    char key[TEXT_BYTES];
+    for (int i = 0; i < count; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(w->arguments, keys[i].argument);
+        if (strcmp(keys[i].key, "attention_factor") == 0 && cJSON_GetNumberValue(item) == 0) continue;
+        snprintf(key, sizeof key, "%s.%s", group, keys[i].key);
+        put_key(w, &(HfKey){.key = key, .argument = keys[i].argument, .real = keys[i].real});
+    }
+    snprintf(key, sizeof key, "%s.rope_type", group);
+    put(w, key, type, true);
+    for (size_t i = 0; strcmp(type, "llama3") == 0 && i < sizeof ROPE_NUMBERS / sizeof *ROPE_NUMBERS; i++) {
+        snprintf(key, sizeof key, "%s.%s", group, ROPE_NUMBERS[i].name);
+        put(w, key, ROPE_NUMBERS[i].text, false);
+    }
+    snprintf(key, sizeof key, "%s.truncate", group);
+    if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(w->arguments, "no_yarn_correction_range_round_to_int")))
+        put(w, key, "false", false);
+}
+
 // Newer folders only have rope_parameters, but older programs read the scaling from rope_scaling.
-static void put_rotations(Writing *w) {
-    bool scaled = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(w->arguments, "use_rope_scaling"));
-    put(w, "rope_parameters.rope_type", scaled ? "llama3" : "default", true);
-    if (!scaled) return;
-    put(w, "rope_scaling.rope_type", "llama3", true);
-    put_key(w, &(HfKey){.key = "rope_scaling.rope_theta", .argument = "rotary_base", .real = true});
+static void put_rotations(Writing *w, const Config *c) {
+    bool yarn = c->position_embedding_type == POSITIONS_YARN;
+    bool linear = c->rotary_seq_len_interpolation_factor > 1;
     for (int k = 0; k < 2; k++) {
         const char *group = k ? "rope_scaling" : "rope_parameters";
-        char key[TEXT_BYTES];
-        snprintf(key, sizeof key, "%s.factor", group);
-        put_key(w, &(HfKey){.key = key, .argument = "rope_scaling_factor", .real = true});
-        for (size_t i = 0; i < sizeof ROPE_NUMBERS / sizeof *ROPE_NUMBERS; i++) {
-            snprintf(key, sizeof key, "%s.%s", group, ROPE_NUMBERS[i].name);
-            put(w, key, ROPE_NUMBERS[i].text, false);
-        }
+        if (yarn) put_rope_type(w, group, "yarn", YARN_KEYS, sizeof YARN_KEYS / sizeof *YARN_KEYS);
+        else if (c->use_rope_scaling) put_rope_type(w, group, "llama3", LLAMA3_KEYS, 1);
+        else if (linear) put_rope_type(w, group, "linear", LINEAR_KEYS, 1);
+        else if (!k) put(w, "rope_parameters.rope_type", "default", true);
     }
+    if (yarn || linear || c->use_rope_scaling)
+        put_key(w, &(HfKey){.key = "rope_scaling.rope_theta", .argument = "rotary_base", .real = true});
 }
 
 static int by_key(const void *a, const void *b) {
@@ -314,7 +405,7 @@ void hf_config_write(const HfFamily *family, const ImportedModel *model, const c
         put_item(&w, HF_SPECIAL_ID[i], cJSON_GetObjectItemCaseSensitive(ids, HF_SPECIAL_ID[i]));
     put_item(&w, "vocab_size", cJSON_GetObjectItemCaseSensitive(arguments, "unpadded_vocab_size"));
     put_family(&w, family);
-    if (model->config.position_embedding_type == POSITIONS_ROPE) put_rotations(&w);
+    if (model->config.position_embedding_type != POSITIONS_LEARNED) put_rotations(&w, &model->config);
     qsort(w.entries, (size_t)w.count, sizeof *w.entries, by_key);
     text_add(out, "{\n");
     print_entries(&w, out);

@@ -43,6 +43,7 @@ static const HfBlock GPT2_BLOCKS[] = {
     BLOCK("position_embedding_type", "learned_absolute"),
     BLOCK("swiglu", "false"),
     BLOCK("disable_bias_linear", "false"),
+    BLOCK("add_qkv_bias", "false"),
     BLOCK("untie_embeddings_and_output_weights", "false"),
     BLOCK("group_query_attention", "false"),
     BLOCK("qk_layernorm", "false"),
@@ -145,22 +146,35 @@ static const HfRow LLAMA_ROWS[] = {
 };
 
 // Llama may have biases, in all linear layers or in none.
-static const HfBlock LLAMA_ALONE_BLOCKS[] = {BLOCK("qk_layernorm", "false")};
+static const HfBlock LLAMA_ALONE_BLOCKS[] = {BLOCK("qk_layernorm", "false"), BLOCK("add_qkv_bias", "false")};
 static const HfKey LLAMA_ALONE_KEYS[] = {
     WHOLE("head_dim", "kv_channels", NULL),
     OPPOSITE("attention_bias", "disable_bias_linear", "true"),
     OPPOSITE("mlp_bias", "disable_bias_linear", "true"),
 };
+#define QKV_BIASES \
+    HEADS(LAYER "self_attention.query_key_value.bias", THEIRS "self_attn.q_proj.bias", \
+          THEIRS "self_attn.k_proj.bias", THEIRS "self_attn.v_proj.bias")
 static const HfRow LLAMA_ALONE_ROWS[] = {
-    HEADS(LAYER "self_attention.query_key_value.bias", THEIRS "self_attn.q_proj.bias",
-          THEIRS "self_attn.k_proj.bias", THEIRS "self_attn.v_proj.bias"),
+    QKV_BIASES,
     PLAIN(LAYER "self_attention.dense.bias", THEIRS "self_attn.o_proj.bias"),
     HALVES(LAYER "mlp.dense_h_to_4h.bias", THEIRS "mlp.gate_proj.bias", THEIRS "mlp.up_proj.bias"),
     PLAIN(LAYER "mlp.dense_4h_to_h.bias", THEIRS "mlp.down_proj.bias"),
 };
 
+// Qwen2 is Llama with biases of queries, keys and values. config.json does not mention them.
+static const HfBlock QWEN2_BLOCKS[] = {BLOCK("qk_layernorm", "false"), BLOCK("disable_bias_linear", "true"),
+                                       BLOCK("add_qkv_bias", "true")};
+static const HfKey QWEN2_KEYS[] = {WHOLE("head_dim", "kv_channels", NULL)};
+static const HfFixed QWEN2_FIXED[] = {
+    WRITTEN("use_sliding_window", "false", ALL_TOKENS),
+    CHECKED("layer_types", "null|[full_attention]", ALL_TOKENS),
+};
+static const HfRow QWEN2_ROWS[] = {QKV_BIASES};
+
 // Qwen3 is Llama with query and key norms.
-static const HfBlock QWEN3_BLOCKS[] = {BLOCK("qk_layernorm", "true"), BLOCK("disable_bias_linear", "true")};
+static const HfBlock QWEN3_BLOCKS[] = {BLOCK("qk_layernorm", "true"), BLOCK("disable_bias_linear", "true"),
+                                       BLOCK("add_qkv_bias", "false")};
 static const HfKey QWEN3_KEYS[] = {WHOLE("head_dim", "kv_channels", "128")};
 static const HfFixed QWEN3_FIXED[] = {
     WRITTEN("attention_bias", "false", "this family has no biases"),
@@ -174,7 +188,7 @@ static const HfRow QWEN3_ROWS[] = {
 
 // Mistral is Llama without biases and, in later versions, without sliding window. Exports are
 // labeled Llama.
-static const HfBlock MISTRAL_BLOCKS[] = {BLOCK("disable_bias_linear", "true"),
+static const HfBlock MISTRAL_BLOCKS[] = {BLOCK("disable_bias_linear", "true"), BLOCK("add_qkv_bias", "false"),
                                          BLOCK("qk_layernorm", "false")};
 static const HfKey MISTRAL_KEYS[] = {WHOLE("head_dim", "kv_channels", NULL)};
 static const HfFixed MISTRAL_FIXED[] = {
@@ -209,6 +223,14 @@ static const HfFamily FAMILIES[] = {
      .blocks = LIST(LLAMA_ALONE_BLOCKS),
      .keys = LIST(LLAMA_ALONE_KEYS),
      .rows = LIST(LLAMA_ALONE_ROWS)},
+    {.name = "Qwen2",
+     .type = "qwen2",
+     .architecture = "Qwen2ForCausalLM",
+     .like = &LLAMA_LIKE,
+     .blocks = LIST(QWEN2_BLOCKS),
+     .keys = LIST(QWEN2_KEYS),
+     .fixed = LIST(QWEN2_FIXED),
+     .rows = LIST(QWEN2_ROWS)},
     {.name = "Qwen3",
      .type = "qwen3",
      .architecture = "Qwen3ForCausalLM",
@@ -241,6 +263,7 @@ static const HfBlock *other_block(const HfFamily *family, const cJSON *arguments
         char text[256];
         model_flag_text(item, text, sizeof text);
         if (block->of_training || strcmp(text, block->value) == 0) continue;
+        if (strcmp(text, "yarn") == 0 && strcmp(block->value, "rope") == 0) continue;
         if (!first) first = block;
         ++*count;
     }

@@ -157,10 +157,12 @@ static void write_args(const ImportedModel *m, const char *source, Text *out) {
     char value[40];
     const Config *c = &m->config;
     cJSON *arguments = arguments_of(c);
-    bool turns = m->gpt.rotary > 0, groups = m->config.group_query_attention;
+    bool turns = m->gpt.rotary > 0, yarn = m->gpt.yarn.factor > 0, groups = m->config.group_query_attention;
     text_add(out, "# The model of %s as trainer flags.\n", source);
     for (const cJSON *item = arguments->child; item; item = item->next) {
-        bool idle = (!turns && strncmp(item->string, "rotary_", 7) == 0) ||
+        bool of_yarn = strncmp(item->string, "yarn_", 5) == 0 ||
+                       !strcmp(item->string, "rotary_scaling_factor");
+        bool idle = (!turns && strncmp(item->string, "rotary_", 7) == 0) || (!yarn && of_yarn) ||
                     (!groups && strcmp(item->string, "num_query_groups") == 0);
         bool derived = strcmp(item->string, "eod") == 0 || strstr(item->string, "padded_vocab_size");
         if (idle || derived || cJSON_IsNull(item) || cJSON_IsFalse(item)) continue;

@@ -108,13 +108,9 @@ static bool check_computed(const PickleValue *args, bool by_rank, const char *pa
     const char *softmax = pickle_text(pickle_member(args, "softmax_type"));
     if (softmax && strcmp(softmax, "vanilla") != 0)
         return refuse(path, "its model", "uses an unsupported attention softmax", err);
-    // Without add_bias_linear, only the projections of Q, K and V have biases.
-    if (!is_neutral(pickle_member(args, "add_qkv_bias")) && is_false(pickle_member(args, "add_bias_linear")))
-        return refuse(path, "its model", "has biases only in the projections of Q, K and V", err);
-    const PickleValue *factor = pickle_member(args, "rotary_seq_len_interpolation_factor");
-    int64_t one;
-    if (!is_neutral(factor) && !pickle_int(factor, 1, 1, &one))
-        return refuse(path, "its model", "interpolates positions", err);
+    const char *positions = pickle_text(pickle_member(args, "position_embedding_type"));
+    if (positions && strcmp(positions, "yarn") == 0)
+        return refuse(path, "its model", "scales rotary positions by YaRN", err);
     return check_activation(args, path, err);
 }
 
@@ -143,7 +139,9 @@ static const Row ALWAYS[] = {
     {"qk_layernorm", NULL, false},
 };
 static const Row OF_GROUPS[] = {{"group_query_attention", NULL, true}, {"num_query_groups", NULL, true}};
-static const Row OF_ROTATIONS[] = {{"rotary_base", NULL, false}, {"rotary_percent", NULL, false}};
+static const Row OF_ROTATIONS[] = {{"rotary_base", NULL, false},
+                                   {"rotary_percent", NULL, false},
+                                   {"rotary_seq_len_interpolation_factor", NULL, false}};
 static const Row OF_SCALING[] = {{"use_rope_scaling", NULL, true}, {"rope_scaling_factor", NULL, false}};
 
 // Adds a flag with a number, a string or True. Neutral values add nothing.
@@ -185,8 +183,11 @@ static bool add_positions(MegatronArgs *a, const PickleValue *args, const char *
 
 static bool read_flags(MegatronArgs *a, const PickleValue *args, const char *path, Error *err) {
     bool groups = !is_neutral(pickle_member(args, "group_query_attention"));
-    if (is_false(pickle_member(args, "add_bias_linear")))
+    if (is_false(pickle_member(args, "add_bias_linear"))) {
         model_flags_add(&a->flags, "disable_bias_linear", NULL);
+        if (!is_neutral(pickle_member(args, "add_qkv_bias")))
+            model_flags_add(&a->flags, "add_qkv_bias", NULL);
+    }
     return add_flags(a, args, ALWAYS, COUNT_OF(ALWAYS), path, err) && add_positions(a, args, path, err) &&
            (!groups || add_flags(a, args, OF_GROUPS, COUNT_OF(OF_GROUPS), path, err));
 }

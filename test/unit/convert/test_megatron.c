@@ -359,7 +359,7 @@ static void refused_arguments(void **state) {
         {{{"num_experts", "8"}}, "experts"},
         {{{"bias_gelu_fusion", "False"}}, "erf form"},
         {{{"rotary_interleaved", "True"}}, "neighboring columns"},
-        {{{"rotary_seq_len_interpolation_factor", "4"}}, "interpolates"},
+        {{{"position_embedding_type", "yarn"}}, "YaRN"},
         {{{"window_size", "128"}}, "window"},
         {{{"apply_layernorm_1p", "True"}}, "relative to 1"},
         {{{"softmax_type", "off-by-one"}}, "unsupported attention softmax"},
@@ -377,7 +377,6 @@ static void refused_arguments(void **state) {
         {{{"enable_hyper_connections", "True"}}, "residual streams"},
         {{{"hybrid_layer_pattern", "M*-"}}, "heterogeneous layers"},
         {{{"linear_attention_freq", "4"}}, "linear attention"},
-        {{{"add_bias_linear", "False"}, {"add_qkv_bias", "True"}}, "only in the projections"},
     };
     ModelFlags flags;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -395,6 +394,9 @@ static void accepted_arguments(void **state) {
         {{{"num_experts", "0"}}, "--num-layers=2"},
         {{{"softmax_type", "vanilla"}}, "--hidden-size=32"},
         {{{"rotary_seq_len_interpolation_factor", "1"}}, "--num-attention-heads=4"},
+        {{{"rotary_seq_len_interpolation_factor", "4"}, {"position_embedding_type", "rope"}},
+         "--rotary-seq-len-interpolation-factor=4"},
+        {{{"add_bias_linear", "False"}, {"add_qkv_bias", "True"}}, "--add-qkv-bias"},
         {{{"decoder_first_pipeline_num_layers", "1"}}, "--max-position-embeddings=16"},
         {{{"add_bias_linear", "False"}}, "--disable-bias-linear"},
         {{{"layernorm_epsilon", "1"}}, "--norm-epsilon=1"},
