@@ -254,7 +254,8 @@ void op_rope(Stream *s, const Rope *a);
 //
 // qkv has Megatron-LM's layout: a group of heads that share key and value has the q (HD) of each
 // head, then k (HD), then v (HD). by_kind: all q, then all k, then all v, which makes grouped-query
-// attention faster on GPUs. If doc_start is set, query t attends to keys doc_start[b, t] .. t.
+// attention faster on GPUs. If doc_start is set, query t attends to keys doc_start[b, t] .. t. With
+// a window, it attends only to the last `window` of them, its own included.
 typedef struct Attention {
     int B, T, NH, HD;
     Dropout dropout;
@@ -268,7 +269,13 @@ typedef struct Attention {
     int first_head;            // index of the first head in the whole model
     int groups;                // number of query groups, a divisor of NH; 0: NH groups
     bool by_kind;              // qkv and dqkv are (B, T, NH + 2 * groups, HD)
+    int window;                // 0: none
 } Attention;
+// First key that query t sees in a document that starts at `start`.
+HD_FN int attention_first_key(int window, int start, int t) {
+    int first = window > 0 ? t - window + 1 : 0;
+    return first > start ? first : start;
+}
 HD_FN int attention_groups(const Attention *a) { return a->groups > 0 ? a->groups : a->NH; }
 // First columns of a group's queries, key and value within a token's row of qkv.
 typedef struct GroupColumns {
@@ -292,6 +299,7 @@ size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups);
 typedef struct CachedAttention {
     int T, start, room;     // new positions, cached positions before them, capacity of the cache
     int NH, HD, groups;     // as in Attention
+    int window;             // as in Attention
     const floatX *qkv;      // (T, groups, NH / groups + 2, HD)
     floatX *keys, *values;  // (groups, room, HD)
     floatX *out;            // (T, NH * HD) output

@@ -10,7 +10,7 @@ LLMC_BEGIN
 
 // Flags of the trainer that define a model.
 typedef struct ModelFlags {
-    char *items[48];  // "--num-layers=2", "--swiglu"
+    char *items[64];  // "--num-layers=2", "--swiglu"
     int count;
 } ModelFlags;
 

@@ -78,6 +78,7 @@ typedef struct Config {
     bool use_rope_scaling;  // as in Llama 3.1
     double rope_scaling_factor;
     double rotary_seq_len_interpolation_factor;
+    const char *window_size, *window_attn_skip_freq;  // see config_window
     // with POSITIONS_YARN
     double rotary_scaling_factor, yarn_beta_fast, yarn_beta_slow;
     double yarn_attention_factor;  // 0: computed from rotary_scaling_factor
@@ -286,6 +287,12 @@ int config_global_batch_size(const Config *config, int64_t consumed_samples);
 int config_default_ffn(const Config *config);
 // Number of key/value heads: --num-query-groups, or one per head.
 int config_query_groups(const Config *config);
+// --- config_window.c ---
+// Number of keys that a query of a layer of the model sees, its own included; 0: all before it.
+int config_window(const Config *config, int layer);
+// Checks the texts of both flags. Error: EXIT_USAGE.
+bool config_check_window(const Config *config, Error *err);
+
 // Columns per head that rotary embeddings rotate; 0 with learned positions. After config_finish.
 int config_rotary_columns(const Config *config);
 int config_pipeline_chunks(const Config *config);

@@ -154,6 +154,9 @@ static bool check_positions(const Parsed *p, int head) {
     }
     if (c->add_qkv_bias && !c->disable_bias_linear)
         NOTE("--add-qkv-bias has no effect without --disable-bias-linear");
+    if (c->window_attn_skip_freq && !c->window_size)
+        NOTE("--window-attn-skip-freq has no effect without --window-size");
+    if (!config_check_window(c, p->err)) return false;
     return check_rope_scaling(p);
 }
 

@@ -23,6 +23,7 @@ typedef struct AttentionHead {
     int head;  // index in the whole model
     float scale;
     const int32_t *doc_start;  // (T) of this sample, or NULL
+    int window;
     Dropout dropout;
     int64_t sample;  // global index
 } AttentionHead;
@@ -32,7 +33,9 @@ typedef struct Block {
     int first, rows, key_begin, key_end;
 } Block;
 
-static int first_key(const AttentionHead *h, int t) { return h->doc_start ? h->doc_start[t] : 0; }
+static int first_key(const AttentionHead *h, int t) {
+    return attention_first_key(h->window, h->doc_start ? h->doc_start[t] : 0, t);
+}
 
 static Block block_at(const AttentionHead *h, int first) {
     Block block = {first, (int)min64(QUERY_ROWS, h->T - first), first, 0};
@@ -127,6 +130,7 @@ static AttentionHead head_of(const Attention *a, int64_t b, int head) {
                            .head = a->first_head + head,
                            .scale = scale,
                            .doc_start = doc_start,
+                           .window = a->window,
                            .dropout = a->dropout,
                            .sample = a->dropout.first_sample + b};
 }
@@ -275,7 +279,8 @@ void op_cache_append(Stream *s, const CachedAttention *a) {
 static void cached_head(const CachedAttention *a, int head, const float *k, const float *v, float *cursor) {
     int64_t HD = a->HD, C = (int64_t)a->NH * HD, row = C + 2 * (int64_t)a->groups * HD;
     int heads = a->NH / a->groups;
-    AttentionHead h = {.T = a->start + a->T, .HD = a->HD, .scale = 1.0f / sqrtf((float)a->HD)};
+    AttentionHead h = {
+        .T = a->start + a->T, .HD = a->HD, .scale = 1.0f / sqrtf((float)a->HD), .window = a->window};
     float *q = take_slice(&cursor, min64(QUERY_ROWS, a->T) * HD);
     float *out = take_slice(&cursor, min64(QUERY_ROWS, a->T) * HD);
     float *scores = take_slice(&cursor, min64(QUERY_ROWS, a->T) * a->room);

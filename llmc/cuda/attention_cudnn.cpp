@@ -102,9 +102,9 @@ struct Plan {
     graph::Graph forward, backward;
 };
 
-// Parameters of a plan: B, T, NH, groups, HD, by_kind, bits of the dropout probability,
+// Parameters of a plan: B, T, NH, groups, HD, by_kind, window, bits of the dropout probability,
 // deterministic.
-using PlanKey = std::tuple<int, int, int, int, int, bool, uint32_t, bool>;
+using PlanKey = std::tuple<int, int, int, int, int, bool, int, uint32_t, bool>;
 
 struct State {
     cudnnHandle_t handle = nullptr;
@@ -183,6 +183,11 @@ void set_types(graph::Graph &g) {
         .set_compute_data_type(fe::DataType_t::FLOAT);
 }
 
+// cuDNN's left bound is the number of keys that a query sees: the mask keeps row - column < bound.
+template <class Options> void set_window(Options &options, const Attention *a) {
+    if (a->window > 0) options.set_diagonal_band_left_bound(a->window);
+}
+
 fe::error_t build_forward(graph::Graph &g, cudnnHandle_t handle, const Attention *a, Slice slice) {
     Strides s = strides_of(a);
     set_types(g);
@@ -195,6 +200,7 @@ fe::error_t build_forward(graph::Graph &g, cudnnHandle_t handle, const Attention
         .set_generate_stats(true)
         .set_causal_mask(true)
         .set_attn_scale(attention_scale(a));
+    set_window(options, a);
     if (a->dropout.p > 0.0f)
         options.set_dropout(a->dropout.p, add_seed(g, "seed", SEED), add_seed(g, "offset", OFFSET));
     auto [out, stats] = g.sdpa(q, k, v, options);
@@ -228,6 +234,7 @@ fe::error_t build_backward(graph::Graph &g, cudnnHandle_t handle, const Attentio
         .set_causal_mask(true)
         .set_attn_scale(attention_scale(a))
         .set_deterministic_algorithm(deterministic);
+    set_window(options, a);
     if (a->dropout.p > 0.0f)
         options.set_dropout(a->dropout.p, add_seed(g, "seed", SEED), add_seed(g, "offset", OFFSET));
     auto [dq, dk, dv] = g.sdpa_backward(q, k, v, out, dout, stats, options);
@@ -287,8 +294,8 @@ Plan *find_plan(Stream *stream, State **state, const Attention *a) {
     *state = state_of(device, a);
     if ((*state)->broken) return nullptr;
     uint32_t dropout_bits = a->dropout.p > 0.0f ? f32_bits(a->dropout.p) : 0;
-    PlanKey key{a->B,  a->T,       a->NH,        attention_groups(a),
-                a->HD, a->by_kind, dropout_bits, device->deterministic};
+    PlanKey key{a->B,       a->T,      a->NH,        attention_groups(a),  a->HD,
+                a->by_kind, a->window, dropout_bits, device->deterministic};
     auto found = (*state)->plans.find(key);
     if (found == (*state)->plans.end())
         found = (*state)->plans.emplace(key, build_plan(device, *state, a)).first;

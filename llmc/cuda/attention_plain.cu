@@ -118,7 +118,8 @@ static __device__ __forceinline__ void load_rows(QueryRows<ROWS> *rows, const Ca
                                                  const float *lse, const float *delta, int first) {
     for (int r = threadIdx.x; r < ROWS; r += blockDim.x) {
         int t = first + r;
-        rows->first_key[r] = t >= a.T ? INT_MAX : (h.doc_start ? h.doc_start[t] : 0);
+        rows->first_key[r] =
+            t >= a.T ? INT_MAX : attention_first_key(a.window, h.doc_start ? h.doc_start[t] : 0, t);
         if (lse) rows->lse[r] = t < a.T ? lse[t] : 0.0f;
         if (delta) rows->delta[r] = t < a.T ? delta[t] : 0.0f;
     }
@@ -127,10 +128,10 @@ static __device__ __forceinline__ void load_rows(QueryRows<ROWS> *rows, const Ca
 // Returns the first key that is visible to any query of the tile.
 template <int ROWS>
 static __device__ __forceinline__ int first_key_of_tile(const Call &a, const HeadView &h, int first) {
-    if (!h.doc_start) return 0;
+    if (!h.doc_start) return attention_first_key(a.window, 0, first);
     int least = INT_MAX;
     for (int r = threadIdx.x % WARP; r < ROWS && first + r < a.T; r += WARP)
-        least = min(least, h.doc_start[first + r]);
+        least = min(least, attention_first_key(a.window, h.doc_start[first + r], first + r));
     return __reduce_min_sync(0xFFFFFFFFu, least);
 }
 
@@ -408,7 +409,7 @@ template <int HDP> __global__ void __launch_bounds__(Tile<HDP>::THREADS) attenti
         const int head = place.head * a.sharers + i;
         const int64_t statistics = ((int64_t)b * a.NH + head) * a.T;
         for (int first = key_first; first < a.T; first += ROWS) {
-            if (first_key_of_tile<ROWS>(a, h, first) >= key_first + ROWS) continue;  // a later document
+            if (first_key_of_tile<ROWS>(a, h, first) >= key_first + ROWS) continue;  // a later document or window
             __syncthreads();
             load_tile<HDP>(m.q, h.q, h.row, first, a);
             load_tile<HDP>(m.dout, a.dout + head_offset(a, b, head), h.C, first, a);

@@ -59,8 +59,9 @@ static __global__ void __launch_bounds__(THREADS) cached_attention_kernel(Cached
     __shared__ float team_max[TEAMS], team_total[TEAMS], team_out[TEAMS][LANES * PACKED];
     const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES, column = lane * PACKED;
     const int head = blockIdx.y, t = blockIdx.z, heads = a.NH / a.groups, group = head / heads;
-    const int first = blockIdx.x * CHUNK, keys = a.start + t + 1;  // keys: number of visible keys
-    if (first >= keys) return;
+    const int first = blockIdx.x * CHUNK, keys = a.start + t + 1;  // end of the visible keys
+    const int least = attention_first_key(a.window, 0, keys - 1);
+    if (first >= keys || first + CHUNK <= least) return;
     const bool held = column < a.HD;
     const int64_t vector = ((int64_t)t * a.groups + group) * (heads + 2) + head % heads;
     const floatX *query = a.qkv + vector * a.HD + column;
@@ -70,7 +71,8 @@ static __global__ void __launch_bounds__(THREADS) cached_attention_kernel(Cached
     unpack(held ? load_packed(query) : zero, q);
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-        const bool sees = first + team + i * TEAMS < keys;
+        const int key = first + team + i * TEAMS;
+        const bool sees = key < keys && key >= least;
         float k[PACKED], sum = 0.0f;
         unpack(sees && held ? load_packed(a.keys + at + (int64_t)i * TEAMS * a.HD) : zero, k);
 #pragma unroll
@@ -81,7 +83,8 @@ static __global__ void __launch_bounds__(THREADS) cached_attention_kernel(Cached
     }
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-        const bool sees = first + team + i * TEAMS < keys;
+        const int key = first + team + i * TEAMS;
+        const bool sees = key < keys && key >= least;
         float v[PACKED], share = sees ? fast_exp2(score[i] - max) : 0.0f;
         unpack(sees && held ? load_packed(a.values + at + (int64_t)i * TEAMS * a.HD) : zero, v);
         total += share;
@@ -107,13 +110,14 @@ static __global__ void __launch_bounds__(THREADS) cached_attention_kernel(Cached
 // Grid: (head, query).
 static __global__ void __launch_bounds__(THREADS) join_chunks_kernel(CachedAttention a, Parts parts) {
     const int head = blockIdx.x, t = blockIdx.y, chunks = (a.start + t + CHUNK) / CHUNK;
+    const int first = attention_first_key(a.window, 0, a.start + t) / CHUNK;
     const int64_t row = (int64_t)t * a.NH + head, part = row * parts.chunks;
     float largest = -INFINITY, sum = 0.0f;
-    for (int i = 0; i < chunks; i++) largest = fmaxf(largest, parts.max[part + i]);
-    for (int i = 0; i < chunks; i++) sum += parts.sum[part + i] * fast_exp2(parts.max[part + i] - largest);
+    for (int i = first; i < chunks; i++) largest = fmaxf(largest, parts.max[part + i]);
+    for (int i = first; i < chunks; i++) sum += parts.sum[part + i] * fast_exp2(parts.max[part + i] - largest);
     for (int d = threadIdx.x; d < a.HD; d += THREADS) {
         float value = 0.0f;
-        for (int i = 0; i < chunks; i++)
+        for (int i = first; i < chunks; i++)
             value += parts.out[(part + i) * a.HD + d] * fast_exp2(parts.max[part + i] - largest);
         a.out[row * a.HD + d] = floatX_from_float(value / sum);
     }

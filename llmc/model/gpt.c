@@ -108,6 +108,17 @@ int gpt_layer_number(const GPT *gpt, int layer) {
     return chunk * s->layers + layer % s->layers;
 }
 
+// A window of the whole sequence is none.
+static void describe_windows(GPT *gpt, const Config *config) {
+    gpt->window = xcalloc((size_t)config->num_layers, sizeof *gpt->window, "the windows of the layers");
+    for (int l = 0; l < config->num_layers; l++) {
+        int window = config_window(config, l);
+        gpt->window[l] = window < gpt->T ? window : 0;
+    }
+}
+
+int gpt_window(const GPT *gpt, int layer) { return gpt->window[gpt_layer_number(gpt, layer)]; }
+
 static void describe_whole(GPT *gpt, const Config *config) {
     int layers = config->num_layers;
     double std = config->init_method_std;
@@ -182,6 +193,7 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->has_tasks = config->eval_tasks.count > 0;
     gpt->rotary_base = config->rotary_base;
     gpt->rotary_stretch = config->use_rope_scaling ? config->rope_scaling_factor : 1;
+    describe_windows(gpt, config);
     gpt->rotary_interpolation = config->rotary_seq_len_interpolation_factor;
     if (config->position_embedding_type == POSITIONS_YARN) gpt->yarn = yarn_of(config);
     gpt->rotary = config_rotary_columns(config);
@@ -242,5 +254,6 @@ void gpt_free(GPT *gpt) {
     free(gpt->fp8.weight);
     free(gpt->tensor);
     free(gpt->whole);
+    free(gpt->window);
     memset(gpt, 0, sizeof *gpt);
 }

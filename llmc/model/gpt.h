@@ -290,6 +290,7 @@ typedef struct GPT {
     bool by_kind;                        // qkv holds all queries, then all keys, then all values;
                                          // op_rope writes this layout for models with RoPE and GQA
     double rotary_base;
+    int *window;                  // (num_layers) keys that a query sees, see gpt_window
     double rotary_stretch;        // --rope-scaling-factor; 1: no scaling
     double rotary_interpolation;  // --rotary-seq-len-interpolation-factor; 1: none
     Yarn yarn;
@@ -355,6 +356,8 @@ int gpt_layer_number(const GPT *gpt, int layer);
 // Returns the index in gpt->tensor of a tensor of this rank's layer `layer`; -1 if the model has no
 // such tensor.
 int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which);
+// Returns the number of keys that a query of this rank's layer `layer` sees; 0: all.
+int gpt_window(const GPT *gpt, int layer);
 // Returns the ZeRO unit of a layer. On stages with word embeddings, unit 0 is the embeddings.
 int gpt_layer_unit(const GPT *gpt, int layer);
 // Returns true if this stage has the embeddings or the LM head.

@@ -814,6 +814,39 @@ static void test_attention_heads(void **state) {
     free_all(qkv, dout, out, dqkv, out_parts, dqkv_parts, start, saved, workspace, NULL);
 }
 
+// A window is bitwise identical to documents that start at its first key, with dropout and with
+// documents inside the window.
+static void test_attention_window(void **state) {
+    enum { B = 2, T = 150, NH = 4, G = 2, HD = 16, N = B * T, C = NH * HD, QKV = C + 2 * G * HD };
+    static const int windows[] = {1, 2, 63, 64, 65, T - 1, T, 1000};
+    Dropout dropout = {0.2f, 11, DROPOUT_ATTENTION, 40};
+    Random rng = {15};
+    floatX *qkv = random_floatX(&rng, N * QKV, 0, 1), *dout = random_floatX(&rng, N * C, 0, 1);
+    int32_t *start = random_doc_start(&rng, B, T), *both = malloc(N * sizeof *both);
+    void *saved = poisoned(op_attention_saved_bytes(B, T, NH, HD)),
+         *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, G));
+    for (size_t i = 0; i < 2 * sizeof windows / sizeof *windows; i++) {
+        int window = windows[i / 2];
+        const int32_t *documents = i % 2 ? start : NULL;
+        floatX *out[2], *dqkv[2];
+        for (int t = 0; t < N; t++) {
+            int first = t % T - window + 1, document = documents ? start[t] : 0;
+            both[t] = first > document ? first : document;
+        }
+        for (int k = 0; k < 2; k++) {
+            out[k] = poisoned_floatX(N * C), dqkv[k] = poisoned_floatX(N * QKV);
+            Attention a = {B,      T,     NH,   HD,      dropout,   qkv,         k ? both : documents,
+                           out[k], saved, dout, dqkv[k], workspace, .groups = G, .window = k ? 0 : window};
+            op_attention_forward(NULL, &a);
+            op_attention_backward(NULL, &a);
+        }
+        assert_memory_equal(out[0], out[1], N * C * sizeof(floatX));
+        assert_memory_equal(dqkv[0], dqkv[1], N * QKV * sizeof(floatX));
+        free_all(out[0], out[1], dqkv[0], dqkv[1], NULL);
+    }
+    free_all(qkv, dout, start, both, saved, workspace, NULL);
+}
+
 // Scores in the hundreds overflow exp unless the maximum is subtracted. NaNs must propagate to the
 // output, where the anomaly guard detects them.
 static void test_attention_extremes(void **state) {
@@ -936,6 +969,7 @@ int main(void) {
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_attention_split),
         cmocka_unit_test(test_attention_heads),
+        cmocka_unit_test(test_attention_window),
         cmocka_unit_test(test_attention_extremes),
         cmocka_unit_test(test_golden),
     };

@@ -5,12 +5,13 @@
 enum { G = 2, SHARERS = 3, NH = G * SHARERS, HD = 16, ROW = (NH + 2 * G) * HD, ROOM = 150, POISON = 0xFF };
 
 // Computes the attention output (NH * HD) of the query at position t. qkv: rows of all positions.
-static void attend(double *out, const floatX *qkv, int t) {
+static void attend(double *out, const floatX *qkv, int t, int window) {
+    int least = window && t >= window ? t - window + 1 : 0;
     for (int head = 0; head < NH; head++) {
         int first = head / SHARERS * (SHARERS + 2) * HD, key_at = first + SHARERS * HD;
         const floatX *q = qkv + t * ROW + first + head % SHARERS * HD;
         double sum = 0, e[ROOM];
-        for (int key = 0; key <= t; key++) {
+        for (int key = least; key <= t; key++) {
             double score = 0;
             for (int d = 0; d < HD; d++) {
                 double k = (double)floatX_to_float(qkv[key * ROW + key_at + d]);
@@ -20,7 +21,7 @@ static void attend(double *out, const floatX *qkv, int t) {
         }
         for (int d = 0; d < HD; d++) {
             double value = 0;
-            for (int key = 0; key <= t; key++)
+            for (int key = least; key <= t; key++)
                 value += e[key] / sum * (double)floatX_to_float(qkv[key * ROW + key_at + HD + d]);
             out[head * HD + d] = value;
         }
@@ -28,7 +29,7 @@ static void attend(double *out, const floatX *qkv, int t) {
 }
 
 // Fills the cache in calls of several sizes. Queries of a call attend to all earlier positions.
-static void test_cached_attention(void **state) {
+static void check_cached_attention(int window) {
     static const int calls[] = {5, 1, 1, 70, 2, 66};
     Random rng = {51};
     floatX *qkv = random_floatX(&rng, ROOM * ROW, 0, 1);
@@ -44,6 +45,7 @@ static void test_cached_attention(void **state) {
                              .NH = NH,
                              .HD = HD,
                              .groups = G,
+                             .window = window,
                              .qkv = qkv + start * ROW,
                              .keys = keys,
                              .values = values,
@@ -53,7 +55,7 @@ static void test_cached_attention(void **state) {
         op_cached_attention(NULL, &a);
         for (int t = 0; t < T; t++) {
             double expected[NH * HD];
-            attend(expected, qkv, start + t);
+            attend(expected, qkv, start + t, window);
             check_floatX("cached attention", out + t * NH * HD, expected, NH * HD, 4e-6);
         }
         free(workspace);
@@ -67,6 +69,13 @@ static void test_cached_attention(void **state) {
             assert_int_equal(unused[i], POISON);
     }
     free_all(qkv, keys, values, NULL);
+}
+
+static void test_cached_attention(void **state) {
+    check_cached_attention(0);
+    check_cached_attention(1);
+    check_cached_attention(7);
+    check_cached_attention(ROOM);
 }
 
 static void test_linear_of_one_row(void **state) {

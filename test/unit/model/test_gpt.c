@@ -256,15 +256,19 @@ static const char *const small_flags[] = {"--num-layers",
                                           "--init-method-std",
                                           "0.2"};
 
-// Model families: GPT-2, Llama, Qwen, and a mixture of their features.
-enum { GPT2, LLAMA, QWEN, MIXED, FAMILIES };
-static const char *const family_flags[FAMILIES][14] = {
+// Model families: GPT-2, Llama, Qwen 3, a mixture of their features, and Qwen 2 with YaRN and a
+// window.
+enum { GPT2, LLAMA, QWEN, MIXED, QWEN2, FAMILIES };
+static const char *const family_flags[FAMILIES][15] = {
     [LLAMA] = {"--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu",
                "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--ffn-hidden-size", "64"},
     [QWEN] = {"--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu",
               "--disable-bias-linear", "--ffn-hidden-size", "64", "--qk-layernorm", "--kv-channels", "16"},
     [MIXED] = {"--position-embedding-type", "rope", "--rotary-percent", "0.5", "--swiglu",
                "--ffn-hidden-size", "40", "--group-query-attention", "--qk-layernorm"},
+    [QWEN2] = {"--normalization", "RMSNorm", "--position-embedding-type", "yarn", "--swiglu",
+               "--disable-bias-linear", "--add-qkv-bias", "--ffn-hidden-size", "40",
+               "--rotary-scaling-factor", "4", "--window-size", "3,0"},
 };
 
 static void open_small(Bench *b, int family, bool recompute) {

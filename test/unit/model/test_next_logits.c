@@ -120,11 +120,32 @@ static void test_part_of_each(void **state) {
     compare(COUNT(flags), flags, 6);
 }
 
+static void test_window(void **state) {
+    static const char *const flags[] = {"--num-attention-heads",
+                                        "6",
+                                        "--group-query-attention",
+                                        "--num-query-groups",
+                                        "2",
+                                        "--position-embedding-type",
+                                        "yarn",
+                                        "--rotary-scaling-factor",
+                                        "4",
+                                        "--disable-bias-linear",
+                                        "--add-qkv-bias",
+                                        "--window-size",
+                                        "4,0",
+                                        "--window-attn-skip-freq",
+                                        "2"};
+    compare(COUNT(flags), flags, 1);
+    compare(COUNT(flags), flags, 11);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gpt2),
         cmocka_unit_test(test_llama),
         cmocka_unit_test(test_part_of_each),
+        cmocka_unit_test(test_window),
     };
     Launch launch;
     leaks_launch(&launch, &argc, &argv);

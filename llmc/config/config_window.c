@@ -1,0 +1,77 @@
+// Sliding-window attention: --window-size and --window-attn-skip-freq, with the meaning that they
+// have in Megatron-LM. See config.h.
+#include "llmc/config/config.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// Moves *text past spaces and the brackets of tuples and lists.
+static void skip_brackets(const char **text) { *text += strspn(*text, " ()[]"); }
+
+// Reads an integer and the comma after it, if there is one. Returns false if there is no integer.
+static bool next_integer(const char **text, long *value) {
+    char *end;
+    skip_brackets(text);
+    *value = strtol(*text, &end, 10);
+    if (end == *text || *value < -1 || *value > INT32_MAX - 1) return false;
+    *text = end;
+    skip_brackets(text);
+    if (**text == ',') ++*text;
+    else return !**text;
+    return true;
+}
+
+// Reads "L,R". Returns the number of keys that a query sees, 0: all, or -1 if the text is invalid.
+static long window_of(const char *text) {
+    long left, right;
+    bool good = next_integer(&text, &left) && *text && next_integer(&text, &right) && !*text && right == 0;
+    return good ? left + 1 : -1;
+}
+
+// Reads the list's entry for a layer. Returns -1 if it has none or another value than 0 and 1. The
+// list's length: the first layer without an entry.
+static long entry_of(const char *list, int layer) {
+    long value = -1;
+    for (int i = 0; i <= layer; i++) {
+        skip_brackets(&list);
+        if (!*list || !next_integer(&list, &value)) return -1;
+    }
+    return value == 0 || value == 1 ? value : -1;
+}
+
+static bool is_list(const char *text) { return strpbrk(text, ",[(") != NULL; }
+
+int config_window(const Config *c, int layer) {
+    const char *skip = c->window_attn_skip_freq;
+    if (!c->window_size) return 0;
+    long window = window_of(c->window_size);
+    bool full = skip && (is_list(skip) ? !entry_of(skip, layer) : (layer + 1) % atol(skip) == 0);
+    return full ? 0 : (int)window;
+}
+
+bool config_check_window(const Config *c, Error *err) {
+    const char *skip = c->window_attn_skip_freq;
+    long every;
+    if (c->window_size && window_of(c->window_size) < 0)
+        return usage_error(
+            err,
+            "--window-size '%.80s' is not L,0 with L >= 0 keys before the query, or -1,0 for all; "
+            "attention is causal",
+            c->window_size);
+    if (!skip || !c->window_size) return true;
+    if (is_list(skip)) {
+        for (int l = 0; l <= c->num_layers; l++) {
+            if ((entry_of(skip, l) >= 0) != (l < c->num_layers))
+                return usage_error(
+                    err,
+                    "--window-attn-skip-freq '%.80s' is not a list of --num-layers %d values 0 or "
+                    "1; correct it",
+                    skip, c->num_layers);
+        }
+        return true;
+    }
+    const char *rest = skip;
+    return (next_integer(&rest, &every) && every >= 1) ||
+           usage_error(err, "--window-attn-skip-freq '%.80s' is not a positive integer or a list of 0 and 1",
+                       skip);
+}
