@@ -208,6 +208,69 @@ static bool take_rotations(const Reading *r) {
     return take_rope(r, "rope_scaling") && take_rope(r, "rope_parameters");
 }
 
+// --- Sliding windows ---
+
+static bool refuse_window(const Reading *r, const char *key) {
+    char text[TEXT_BYTES];
+    text_of(member(r->config, key), text);
+    return ckpt_error(r->err,
+                      "%s has %s '%.60s', which does not describe a sliding window; download it again",
+                      r->path, key, text);
+}
+
+// Returns 1 if layer l has a window, 0 if not, -1 if layer_types has no known type for it.
+static int has_window(const cJSON *config, int l, int64_t first) {
+    const cJSON *types = cJSON_GetObjectItemCaseSensitive(config, "layer_types");
+    if (!types || cJSON_IsNull(types)) return l >= first;
+    const char *type = cJSON_GetStringValue(cJSON_GetArrayItem(types, l));
+    return type && strcmp(type, "sliding_attention") == 0 ? 1
+           : type && strcmp(type, "full_attention") == 0  ? 0
+                                                          : -1;
+}
+
+// Takes a window of `keys` keys, the query's own included, in layers `first` and up, unless
+// layer_types selects the layers.
+static bool take_window_of(const Reading *r, int64_t keys, int64_t first) {
+    int64_t layers = 0;
+    int windows = 0;
+    Text list = {0};
+    char text[TEXT_BYTES];
+    if (!json_member_int64(r->config, "num_hidden_layers", 1, 1 << 16, &layers))
+        return refuse_window(r, "num_hidden_layers");
+    for (int l = 0; l < layers; l++) {
+        int window = has_window(r->config, l, first);
+        if (window < 0) text_free(&list);
+        if (window < 0) return refuse_window(r, "layer_types");
+        text_add(&list, "%s%d", l ? "," : "", window);
+        windows += window;
+    }
+    snprintf(text, sizeof text, "%" PRId64 ",0", keys - 1);
+    bool some = windows > 0 && windows < layers;
+    bool ok = (!some || take(r, "layer_types", "window_attn_skip_freq", list.data)) &&
+              (!windows || take(r, "sliding_window", "window_size", text));
+    text_free(&list);
+    return ok;
+}
+
+static bool take_window(const Reading *r, const HfFamily *family) {
+    const cJSON *use = cJSON_GetObjectItemCaseSensitive(r->config, "use_sliding_window"),
+                *window = cJSON_GetObjectItemCaseSensitive(r->config, "sliding_window");
+    int64_t keys = 4096, first = family->window == HF_WINDOW_SWITCHED ? 28 : 0;  // transformers' defaults
+    if (family->window == HF_NO_WINDOW) return true;
+    if (use && !cJSON_IsBool(use)) return refuse_window(r, "use_sliding_window");
+    if (family->window == HF_WINDOW_SWITCHED && !cJSON_IsTrue(use)) {
+        char text[TEXT_BYTES];
+        text_of(member(r->config, "layer_types"), text);
+        return options_choice("(none)|null|[full_attention]", text) >= 0 || refuse_window(r, "layer_types");
+    }
+    if (cJSON_IsNull(window)) return true;
+    if (window && !json_int64(window, 1, INT32_MAX, &keys)) return refuse_window(r, "sliding_window");
+    const cJSON *layers = cJSON_GetObjectItemCaseSensitive(r->config, "max_window_layers");
+    if (family->window == HF_WINDOW_SWITCHED && layers && !json_int64(layers, 0, INT32_MAX, &first))
+        return refuse_window(r, "max_window_layers");
+    return take_window_of(r, keys, first);
+}
+
 // Query groups are set only if several heads share keys and values.
 static void set_query_groups(cJSON *arguments) {
     const char *heads = json_member_string(arguments, "num_attention_heads");
@@ -219,7 +282,8 @@ static void set_query_groups(cJSON *arguments) {
 
 static void make_flags(const cJSON *arguments, ModelFlags *flags) {
     for (const cJSON *item = arguments->child; item; item = item->next) {
-        bool yes = strcmp(item->valuestring, "true") == 0, no = strcmp(item->valuestring, "false") == 0;
+        bool yes = strcmp(item->valuestring, "true") == 0;
+        bool no = strcmp(item->valuestring, "false") == 0 || strcmp(item->valuestring, "null") == 0;
         if (!no) model_flags_add(flags, item->string, yes ? NULL : item->valuestring);
     }
 }
@@ -259,7 +323,7 @@ static bool read_model(HfConfig *c, const Reading *r) {
     }
     read_eod(c, r->config);
     return check_fixed(r, c->family) && take_blocks(r, c->family) && take_keys(r, c->family) &&
-           take_rotations(r);
+           take_rotations(r) && take_window(r, c->family);
 }
 
 bool hf_config_read(HfConfig *c, const char *path, Error *err) {
@@ -368,6 +432,33 @@ static void put_rotations(Writing *w, const Config *c) {
         put_key(w, &(HfKey){.key = "rope_scaling.rope_theta", .argument = "rotary_base", .real = true});
 }
 
+static void put_number(Writing *w, const char *key, int value) {
+    char text[24];
+    snprintf(text, sizeof text, "%d", value);
+    put(w, key, text, false);
+}
+
+// Writes the windows of the layers. Older programs read max_window_layers, newer ones layer_types.
+static void put_window(Writing *w, const HfFamily *family, const Config *c) {
+    int keys = 0, first = c->num_layers;
+    Text types = {0};
+    for (int l = c->num_layers - 1; l >= 0; l--) {
+        int window = config_window(c, l);
+        if (window) keys = window;
+        if (window && first == l + 1) first = l;
+    }
+    for (int l = 0; l < c->num_layers; l++)
+        text_add(&types, "%s\n    \"%s\"", l ? "," : "[",
+                 config_window(c, l) ? "sliding_attention" : "full_attention");
+    text_add(&types, "\n  ]");
+    bool switched = family->window == HF_WINDOW_SWITCHED;
+    if (switched) put(w, "use_sliding_window", keys ? "true" : "false", false);
+    if (keys && family->window) put_number(w, "sliding_window", keys);
+    if (keys && switched) put_number(w, "max_window_layers", first);
+    if (keys && switched) put(w, "layer_types", types.data, false);
+    text_free(&types);
+}
+
 static int by_key(const void *a, const void *b) {
     return strcmp(((const Entry *)a)->key, ((const Entry *)b)->key);
 }
@@ -406,6 +497,7 @@ void hf_config_write(const HfFamily *family, const ImportedModel *model, const c
     put_item(&w, "vocab_size", cJSON_GetObjectItemCaseSensitive(arguments, "unpadded_vocab_size"));
     put_family(&w, family);
     if (model->config.position_embedding_type != POSITIONS_LEARNED) put_rotations(&w, &model->config);
+    put_window(&w, family, &model->config);
     qsort(w.entries, (size_t)w.count, sizeof *w.entries, by_key);
     text_add(out, "{\n");
     print_entries(&w, out);

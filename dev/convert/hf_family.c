@@ -35,6 +35,7 @@
     { .trainer = trainer_name, .hf = {query, key, value}, .order = HF_HEADS }
 
 #define LAYER "encoder.layers.*."
+#define NO_WINDOW BLOCK("window_size", "null")
 
 // --- GPT-2 ---------------------------------------------------------------------------------------
 
@@ -44,6 +45,7 @@ static const HfBlock GPT2_BLOCKS[] = {
     BLOCK("swiglu", "false"),
     BLOCK("disable_bias_linear", "false"),
     BLOCK("add_qkv_bias", "false"),
+    NO_WINDOW,
     BLOCK("untie_embeddings_and_output_weights", "false"),
     BLOCK("group_query_attention", "false"),
     BLOCK("qk_layernorm", "false"),
@@ -122,7 +124,6 @@ static const HfKey LLAMA_KEYS[] = {
 
 #define ROTATIONS "rotary settings must be one flat object of numbers"
 #define WHOLE_HEADS "rotary positions apply to whole heads"
-#define ALL_TOKENS "sliding-window attention is not supported"
 static const HfFixed LLAMA_FIXED[] = {
     WRITTEN("hidden_act", "silu|swish", "the MLP is SwiGLU"),
     CHECKED("rope_scaling", "null|{}", ROTATIONS),
@@ -146,7 +147,8 @@ static const HfRow LLAMA_ROWS[] = {
 };
 
 // Llama may have biases, in all linear layers or in none.
-static const HfBlock LLAMA_ALONE_BLOCKS[] = {BLOCK("qk_layernorm", "false"), BLOCK("add_qkv_bias", "false")};
+static const HfBlock LLAMA_ALONE_BLOCKS[] = {BLOCK("qk_layernorm", "false"), BLOCK("add_qkv_bias", "false"),
+                                             NO_WINDOW};
 static const HfKey LLAMA_ALONE_KEYS[] = {
     WHOLE("head_dim", "kv_channels", NULL),
     OPPOSITE("attention_bias", "disable_bias_linear", "true"),
@@ -166,10 +168,6 @@ static const HfRow LLAMA_ALONE_ROWS[] = {
 static const HfBlock QWEN2_BLOCKS[] = {BLOCK("qk_layernorm", "false"), BLOCK("disable_bias_linear", "true"),
                                        BLOCK("add_qkv_bias", "true")};
 static const HfKey QWEN2_KEYS[] = {WHOLE("head_dim", "kv_channels", NULL)};
-static const HfFixed QWEN2_FIXED[] = {
-    WRITTEN("use_sliding_window", "false", ALL_TOKENS),
-    CHECKED("layer_types", "null|[full_attention]", ALL_TOKENS),
-};
 static const HfRow QWEN2_ROWS[] = {QKV_BIASES};
 
 // Qwen3 is Llama with query and key norms.
@@ -178,23 +176,18 @@ static const HfBlock QWEN3_BLOCKS[] = {BLOCK("qk_layernorm", "true"), BLOCK("dis
 static const HfKey QWEN3_KEYS[] = {WHOLE("head_dim", "kv_channels", "128")};
 static const HfFixed QWEN3_FIXED[] = {
     WRITTEN("attention_bias", "false", "this family has no biases"),
-    WRITTEN("use_sliding_window", "false", ALL_TOKENS),
-    CHECKED("layer_types", "null|[full_attention]", ALL_TOKENS),
 };
 static const HfRow QWEN3_ROWS[] = {
     PLAIN(LAYER "self_attention.q_layernorm.weight", THEIRS "self_attn.q_norm.weight"),
     PLAIN(LAYER "self_attention.k_layernorm.weight", THEIRS "self_attn.k_norm.weight"),
 };
 
-// Mistral is Llama without biases and, in later versions, without sliding window. Exports are
-// labeled Llama.
+// Mistral is Llama without biases, in early versions with a sliding window. Exports without a window
+// are labeled Llama.
 static const HfBlock MISTRAL_BLOCKS[] = {BLOCK("disable_bias_linear", "true"), BLOCK("add_qkv_bias", "false"),
-                                         BLOCK("qk_layernorm", "false")};
+                                         BLOCK("qk_layernorm", "false"),
+                                         BLOCK("window_attn_skip_freq", "null")};
 static const HfKey MISTRAL_KEYS[] = {WHOLE("head_dim", "kv_channels", NULL)};
-static const HfFixed MISTRAL_FIXED[] = {
-    // Without this key, transformers assumes a window of 4096.
-    {.key = "sliding_window", .values = "null", .why = ALL_TOKENS, .written = true, .needed = true},
-};
 
 // --- All families -------------------------------------------------------------------------------
 
@@ -229,7 +222,7 @@ static const HfFamily FAMILIES[] = {
      .like = &LLAMA_LIKE,
      .blocks = LIST(QWEN2_BLOCKS),
      .keys = LIST(QWEN2_KEYS),
-     .fixed = LIST(QWEN2_FIXED),
+     .window = HF_WINDOW_SWITCHED,
      .rows = LIST(QWEN2_ROWS)},
     {.name = "Qwen3",
      .type = "qwen3",
@@ -238,6 +231,7 @@ static const HfFamily FAMILIES[] = {
      .blocks = LIST(QWEN3_BLOCKS),
      .keys = LIST(QWEN3_KEYS),
      .fixed = LIST(QWEN3_FIXED),
+     .window = HF_WINDOW_SWITCHED,
      .rows = LIST(QWEN3_ROWS)},
     {.name = "Mistral",
      .type = "mistral",
@@ -245,7 +239,7 @@ static const HfFamily FAMILIES[] = {
      .like = &LLAMA_LIKE,
      .blocks = LIST(MISTRAL_BLOCKS),
      .keys = LIST(MISTRAL_KEYS),
-     .fixed = LIST(MISTRAL_FIXED)},
+     .window = HF_WINDOW_ALWAYS},
 };
 
 const HfFamily *hf_families(int *count) {

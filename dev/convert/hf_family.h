@@ -46,6 +46,13 @@ typedef struct HfRow {
     bool transposed;  // GPT-2's linear layers ("Conv1D") store transposed matrices
 } HfRow;
 
+// How config.json describes sliding windows of attention.
+typedef enum HfWindow {
+    HF_NO_WINDOW,
+    HF_WINDOW_ALWAYS,   // Mistral: "sliding_window" applies to all layers
+    HF_WINDOW_SWITCHED  // Qwen: from layer "max_window_layers" on, if "use_sliding_window" is true
+} HfWindow;
+
 typedef struct HfFamily HfFamily;
 struct HfFamily {
     const char *name, *type, *architecture;  // for messages; model_type; entry of "architectures"
@@ -60,6 +67,7 @@ struct HfFamily {
     int row_count;
     const char *prefix;        // name prefix that older programs omitted; NULL: none
     const char *constants[2];  // suffixes of saved tensors that are not weights
+    HfWindow window;
 };
 
 // All families, in the order in which an export tries them.

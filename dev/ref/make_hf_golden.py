@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Generates test/golden/hf, hf_llama, hf_qwen2 and hf_qwen3: small models saved by Hugging Face's transformers, and
+"""Generates test/golden/hf, hf_llama, hf_mistral, hf_qwen2 and hf_qwen3: small models saved by Hugging Face's transformers, and
 their logits. test/unit/convert/test_hf.c imports the models and compares the trainer's logits.
 
     pip install torch transformers
@@ -16,7 +16,8 @@ import sys
 
 import torch
 import transformers
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
+                          MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM)
 
 from make_goldens import Writer
 
@@ -39,7 +40,8 @@ def disturb(model, generator):
 
 def models():
     """Yields (folder, model) pairs. The models have unusual MLP sizes, epsilons and rotary bases, and two
-    queries per key. Llama has biases and an untied output layer. Qwen2 has YaRN, with a range that contains
+    queries per key. Llama has biases and an untied output layer. Mistral has a window of 5 tokens.
+    Qwen2 has YaRN, with a range that contains
     all columns of a head. Qwen3 has a hidden size that is smaller than heads x head size."""
     ends = {"vocab_size": V, "bos_token_id": V - 1, "eos_token_id": V - 1}
     yield "hf", GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=24, n_head=3, n_inner=40, n_positions=T,
@@ -50,9 +52,9 @@ def models():
     # transformers 4.46 reads these keys, and so do newer versions.
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": T, "beta_fast": 0.9,
             "beta_slow": 0.05}
-    yield "hf_qwen2", Qwen2ForCausalLM(Qwen2Config(
-        tie_word_embeddings=False, rope_theta=500.0, rope_scaling=yarn,
-        **{k: v for k, v in llama.items() if k != "rope_parameters"}))
+    older = {k: v for k, v in llama.items() if k != "rope_parameters"} | {"rope_theta": 500.0}
+    yield "hf_qwen2", Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=False, rope_scaling=yarn, **older))
+    yield "hf_mistral", MistralForCausalLM(MistralConfig(sliding_window=5, **older))
     if tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 51):
         return
     from transformers import Qwen3Config, Qwen3ForCausalLM
