@@ -208,9 +208,9 @@ SIMULATOR_TESTS := mpi/test_sdp4bit_mpi mpi/test_local_mpi unit/sdp4bit/test_sim
                    unit/sdp4bit/test_activations
 $(SIMULATOR_TESTS:%=$(BUILD)/test/%): $(BUILD)/obj/test/mpi/simulator.o
 
-CONVERT_TESTS := unit/convert/test_hf unit/convert/test_hf_ids unit/convert/test_megatron \
-                 unit/convert/test_pickle unit/run/test_eval_tasks fuzz/fuzz_hf fuzz/fuzz_pickle \
-                 fuzz/fuzz_torch_file
+CONVERT_TESTS := unit/convert/test_hf unit/convert/test_hf_ids unit/convert/test_hf_config \
+                 unit/convert/test_megatron unit/convert/test_pickle unit/run/test_eval_tasks \
+                 fuzz/fuzz_hf fuzz/fuzz_pickle fuzz/fuzz_torch_file
 $(CONVERT_TESTS:%=$(BUILD)/test/%): $(CONVERT_LIB)
 
 $(BUILD)/test/unit/run/test_eval_tasks: $(BUILD)/obj/train_gpt.o

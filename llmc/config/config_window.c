@@ -28,24 +28,25 @@ static long window_of(const char *text) {
     return good ? left + 1 : -1;
 }
 
-// Reads the list's entry for a layer. Returns -1 if it has none or another value than 0 and 1. The
-// list's length: the first layer without an entry.
-static long entry_of(const char *list, int layer) {
+// Reads the entries of layers 0 .. `layer`. Returns the last one, or -1 if one of them is missing or
+// neither 0 nor 1. *rest: the text after it.
+static long entry_of(const char *list, int layer, const char **rest) {
     long value = -1;
     for (int i = 0; i <= layer; i++) {
-        skip_brackets(&list);
-        if (!*list || !next_integer(&list, &value)) return -1;
+        if (!*list || !next_integer(&list, &value) || value < 0 || value > 1) return -1;
     }
-    return value == 0 || value == 1 ? value : -1;
+    skip_brackets(&list);
+    *rest = list;
+    return value;
 }
 
 static bool is_list(const char *text) { return strpbrk(text, ",[(") != NULL; }
 
 int config_window(const Config *c, int layer) {
-    const char *skip = c->window_attn_skip_freq;
+    const char *skip = c->window_attn_skip_freq, *rest;
     if (!c->window_size) return 0;
     long window = window_of(c->window_size);
-    bool full = skip && (is_list(skip) ? !entry_of(skip, layer) : (layer + 1) % atol(skip) == 0);
+    bool full = skip && (is_list(skip) ? !entry_of(skip, layer, &rest) : (layer + 1) % atol(skip) == 0);
     return full ? 0 : (int)window;
 }
 
@@ -59,18 +60,13 @@ bool config_check_window(const Config *c, Error *err) {
             "attention is causal",
             c->window_size);
     if (!skip || !c->window_size) return true;
-    if (is_list(skip)) {
-        for (int l = 0; l <= c->num_layers; l++) {
-            if ((entry_of(skip, l) >= 0) != (l < c->num_layers))
-                return usage_error(
-                    err,
-                    "--window-attn-skip-freq '%.80s' is not a list of --num-layers %d values 0 or "
-                    "1; correct it",
-                    skip, c->num_layers);
-        }
-        return true;
-    }
     const char *rest = skip;
+    if (is_list(skip))
+        return (entry_of(skip, c->num_layers - 1, &rest) >= 0 && !*rest) ||
+               usage_error(err,
+                           "--window-attn-skip-freq '%.80s' is not a list of --num-layers %d values 0 or 1; "
+                           "correct it",
+                           skip, c->num_layers);
     return (next_integer(&rest, &every) && every >= 1) ||
            usage_error(err, "--window-attn-skip-freq '%.80s' is not a positive integer or a list of 0 and 1",
                        skip);

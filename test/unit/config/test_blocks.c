@@ -12,6 +12,7 @@ static void good_lines(void **state) {
          "\"rotary_seq_len_interpolation_factor\":1.0,\"rotary_scaling_factor\":1.0,"
          "\"yarn_original_max_position_embeddings\":4096,\"yarn_beta_fast\":32.0,\"yarn_beta_slow\":1.0,"
          "\"no_yarn_correction_range_round_to_int\":false,\"yarn_attention_factor\":0.0,"
+         "\"window_size\":null,\"window_attn_skip_freq\":null,"
          "\"swiglu\":false,\"disable_bias_linear\":false,\"add_qkv_bias\":false,"
          "\"untie_embeddings_and_output_weights\":false,\"qk_layernorm\":false"},
         {"--qk-layernorm", "\"qk_layernorm\":true"},
@@ -27,6 +28,8 @@ static void good_lines(void **state) {
          "--yarn-beta-fast 16 --yarn-beta-slow 2 --no-yarn-correction-range-round-to-int",
          "\"rotary_scaling_factor\":4.0,\"yarn_original_max_position_embeddings\":32768,"
          "\"yarn_beta_fast\":16.0,\"yarn_beta_slow\":2.0,\"no_yarn_correction_range_round_to_int\":true"},
+        {"--window-size 7,0 --window-attn-skip-freq 3",
+         "\"window_size\":\"7,0\",\"window_attn_skip_freq\":\"3\""},
         {"--disable-bias-linear --add-qkv-bias", "\"add_qkv_bias\":true"},
         {"--swiglu", "\"ffn_hidden_size\":128"},  // 64 x 8 / 3, rounded down to a multiple of 64
         {"--swiglu --ffn-hidden-size 176", "\"ffn_hidden_size\":176"},
@@ -58,6 +61,35 @@ static void rotary_columns(void **state) {
     config_free(&run.config);
 }
 
+// windows: the keys that a query of each layer sees
+static void windows_of_layers(void **state) {
+    static const struct {
+        const char *words;
+        int windows[4];
+    } cases[] = {
+        {"", {0, 0, 0, 0}},
+        {"--window-size 7,0", {8, 8, 8, 8}},
+        {"--window-size (0,0)", {1, 1, 1, 1}},
+        {"--window-size -1,0", {0, 0, 0, 0}},
+        {"--window-size 7,0 --window-attn-skip-freq 1", {0, 0, 0, 0}},
+        {"--window-size 7,0 --window-attn-skip-freq 2", {8, 0, 8, 0}},
+        {"--window-size 7,0 --window-attn-skip-freq 3", {8, 8, 0, 8}},
+        {"--window-size 7,0 --window-attn-skip-freq [0,1,1,0]", {0, 8, 8, 0}},
+        {"--window-size 7,0 --window-attn-skip-freq 1,0,0,1", {8, 0, 0, 8}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char line[1024];
+        Run run;
+        snprintf(line, sizeof line, "%s--num-layers 4 %s", SMALL, cases[i].words);
+        must_run(&run, line, 1);
+        for (int l = 0; l < 4; l++) {
+            if (config_window(&run.config, l) != cases[i].windows[l])
+                fail_msg("%s: layer %d sees %d keys", line, l, config_window(&run.config, l));
+        }
+        config_free(&run.config);
+    }
+}
+
 static void bad_lines(void **state) {
     static const struct {
         const char *words, *what;
@@ -67,6 +99,16 @@ static void bad_lines(void **state) {
         {"--rotary-percent 0", "above 0"},
         {"--rotary-base 0.5", "at least 1"},
         {"--position-embedding-type relative", "not one of learned_absolute|rope"},
+        {"--window-size 7", "--window-size '7' is not L,0"},
+        {"--window-size 7,7", "--window-size '7,7' is not L,0"},
+        {"--window-size -2,0", "--window-size '-2,0' is not L,0"},
+        {"--window-size 7,0,0", "--window-size '7,0,0' is not L,0"},
+        {"--window-size seven,0", "--window-size 'seven,0' is not L,0"},
+        {"--window-size 7,0 --window-attn-skip-freq 0", "is not a positive integer"},
+        {"--window-size 7,0 --window-attn-skip-freq two", "is not a positive integer"},
+        {"--window-size 7,0 --window-attn-skip-freq 1,0,2", "is not a list of --num-layers"},
+        {"--window-size 7,0 --window-attn-skip-freq [1]", "is not a list of --num-layers"},
+        {"--window-size 7,0 --window-attn-skip-freq 1,0,1,0,1,0,1,0,1", "is not a list of --num-layers"},
         {"--position-embedding-type yarn --use-rope-scaling", "both scale the rotation frequencies"},
         {"--position-embedding-type rope --use-rope-scaling --rotary-seq-len-interpolation-factor 2",
          "both scale the rotation frequencies"},
@@ -104,6 +146,7 @@ static void notes(void **state) {
          "--yarn-beta-fast has no effect without --position-embedding-type yarn\n"},
         {"--rotary-scaling-factor 8",
          "--rotary-scaling-factor has no effect without --position-embedding-type yarn\n"},
+        {"--window-attn-skip-freq 3", "--window-attn-skip-freq has no effect without --window-size\n"},
         {"--add-qkv-bias", "--add-qkv-bias has no effect without --disable-bias-linear\n"},
         {"--position-embedding-type rope --reset-position-ids",
          "--reset-position-ids has no effect without learned positions\n"},
@@ -120,10 +163,8 @@ static void notes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(good_lines),
-        cmocka_unit_test(rotary_columns),
-        cmocka_unit_test(bad_lines),
-        cmocka_unit_test(notes),
+        cmocka_unit_test(good_lines), cmocka_unit_test(rotary_columns), cmocka_unit_test(windows_of_layers),
+        cmocka_unit_test(bad_lines),  cmocka_unit_test(notes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -824,7 +824,7 @@ static void every_model_flag_must_match(void **state) {
         cJSON_free(saved);
         cJSON_Delete(other);
     }
-    assert_int_equal(models, 27);
+    assert_int_equal(models, 29);
     free(json);
     config_free(&run.config);
 }

@@ -575,14 +575,6 @@ static const Case LLAMA_CASES[] = {
      "rope_parameters.low_freq_factor '(none)'"},
     {"\"rope_type\": \"default\"", "\"rope_type\": \"dynamic\", \"factor\": 8.0", "", "",
      "rope_parameters.rope_type 'dynamic'"},
-    {"\"rope_type\": \"default\"", "\"rope_type\": \"longrope\"", "", "", "rope_type 'longrope'"},
-    {"\"rope_type\": \"default\"", "\"rope_type\": \"yarn\", \"factor\": \"8\"", "", "", "factor '8'"},
-    {"\"rope_type\": \"default\"", "\"rope_type\": \"yarn\", \"mscale\": []", "", "", "mscale '"},
-    {"\"rope_type\": \"default\"", "\"rope_type\": \"yarn\", \"truncate\": 1", "", "", "truncate '1'"},
-    {"\"rope_type\": \"default\"", "\"rope_type\": \"yarn\", \"factor\": 0.5", "", "",
-     "--rotary-scaling-factor"},
-    {"\"rope_type\": \"default\"", "\"rope_type\": \"yarn\", \"original_max_position_embeddings\": 0", "", "",
-     "original_max_position_embeddings '0'"},
     {"\"rope_type\": \"default\"", "\"rope_type\": 7", "", "", "rope_parameters.rope_type '7'"},
     {"\"rope_type\": \"default\"", "\"rope_type\": \"default\", \"factor\": 8.0", "", "",
      "rope_parameters.factor '8'"},
@@ -697,52 +689,6 @@ static void scaled_llamas(void **state) {
         assert_non_null(older);
         assert_non_null(strstr(older, "\"rope_type\": \"llama3\""));
         assert_non_null(strstr(config, "\"rope_parameters\": {\n    \"factor\": 8.0"));
-        free(flags);
-        free(config);
-        assert_int_equal(folder_remove(w->back) || folder_remove(w->again), 0);
-    }
-}
-
-// Linear scaling and YaRN: flags of the import, and config.json of the export. An mscale becomes
-// the equal attention factor.
-static void llamas_with_longer_contexts(void **state) {
-    static const struct {
-        const char *rope, *flags[4], *config[4];
-    } cases[] = {
-        {"\"rope_type\": \"linear\", \"factor\": 2.5",
-         {"--rotary-seq-len-interpolation-factor 2.5", "--position-embedding-type rope"},
-         {"\"rope_type\": \"linear\"", "\"factor\": 2.5"}},
-        {"\"rope_type\": \"yarn\", \"factor\": 4",
-         {"--position-embedding-type yarn", "--rotary-scaling-factor 4",
-          "--yarn-original-max-position-embeddings 12", "--yarn-beta-fast 32"},
-         {"\"rope_type\": \"yarn\"", "\"original_max_position_embeddings\": 12", "\"beta_slow\": 1.0"}},
-        {"\"rope_type\": \"yarn\", \"original_max_position_embeddings\": 3, \"truncate\": false",
-         {"--rotary-scaling-factor 4", "--no-yarn-correction-range-round-to-int"},
-         {"\"factor\": 4.0", "\"truncate\": false"}},
-        {"\"rope_type\": \"yarn\", \"factor\": 40, \"mscale\": 0.707, \"mscale_all_dim\": 1.0",
-         {"--rotary-scaling-factor 40", "--yarn-attention-factor 0.92104"},
-         {"\"attention_factor\": 0.92104"}},
-        {"\"rope_type\": \"yarn\", \"factor\": 2, \"attention_factor\": 1.25, \"mscale\": 1",
-         {"--yarn-attention-factor 1.25"},
-         {"\"attention_factor\": 1.25"}},
-    };
-    Work *w = (Work *)*state;
-    HfReport report;
-    size_t bytes;
-    family = &FAMILIES[1];
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        put_changed(w->hf, "\"rope_type\": \"default\"", cases[i].rope, "", "");
-        imports(w->hf, w->back);
-        export(w->back, w->again, true, 1 << 30, &report);
-        char *flags = hf_slurp(w->back, "model.args", &bytes);
-        char *config = hf_slurp(w->again, "config.json", &bytes);
-        for (int k = 0; k < 4; k++) {
-            const char *flag = cases[i].flags[k], *key = cases[i].config[k];
-            if (flag && !strstr(flags, flag)) fail_msg("%s: no %s in %s", cases[i].rope, flag, flags);
-            const char *first = key ? strstr(config, key) : NULL;
-            if (key && !(first && strstr(first + 1, key)))  // in rope_parameters and in rope_scaling
-                fail_msg("%s: no two %s in %s", cases[i].rope, key, config);
-        }
         free(flags);
         free(config);
         assert_int_equal(folder_remove(w->back) || folder_remove(w->again), 0);
@@ -1036,7 +982,6 @@ int main(int argc, char **argv) {
         IN_FOLDER(hostile_llamas),
         IN_FOLDER(same_llamas),
         IN_FOLDER(scaled_llamas),
-        IN_FOLDER(llamas_with_longer_contexts),
         IN_FOLDER(hostile_files),
         IN_FOLDER(not_finite),
         IN_FOLDER(hostile_indices),
