@@ -182,8 +182,8 @@ static const HfRow QWEN3_ROWS[] = {
     PLAIN(LAYER "self_attention.k_layernorm.weight", THEIRS "self_attn.k_norm.weight"),
 };
 
-// Mistral is Llama without biases, in early versions with a sliding window. Exports without a window
-// are labeled Llama.
+// Mistral is Llama without biases, in early versions with a sliding window. Exports without a
+// window are labeled Llama.
 static const HfBlock MISTRAL_BLOCKS[] = {BLOCK("disable_bias_linear", "true"), BLOCK("add_qkv_bias", "false"),
                                          BLOCK("qk_layernorm", "false"),
                                          BLOCK("window_attn_skip_freq", "null")};

@@ -37,7 +37,7 @@ static const Option table[] = {
     CHOICE("position-embedding-type", MODEL, PositionEmbedding, position_embedding_type, "learned_absolute",
            "learned_absolute|rope|yarn",
            "learned_absolute: a learned table, as in GPT-2. rope: rotary embeddings of queries and keys, as "
-           "in Llama. yarn: rope for longer contexts than those of the first training"),
+           "in Llama. yarn: rope for longer contexts than in pretraining"),
     REAL("rotary-base", MODEL | NEEDS_ROPE, rotary_base, "10000", 1, 1e12,
          "rope: base of the rotation frequencies"),
     REAL("rotary-percent", MODEL | NEEDS_ROPE, rotary_percent, "1.0", OPTION_ABOVE_ZERO, 1,

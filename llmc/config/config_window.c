@@ -28,8 +28,8 @@ static long window_of(const char *text) {
     return good ? left + 1 : -1;
 }
 
-// Reads the entries of layers 0 .. `layer`. Returns the last one, or -1 if one of them is missing or
-// neither 0 nor 1. *rest: the text after it.
+// Reads the entries of layers 0 .. `layer`. Returns the last one, or -1 if one of them is missing
+// or neither 0 nor 1. *rest: the text after it.
 static long entry_of(const char *list, int layer, const char **rest) {
     long value = -1;
     for (int i = 0; i <= layer; i++) {

@@ -279,8 +279,10 @@ void op_cache_append(Stream *s, const CachedAttention *a) {
 static void cached_head(const CachedAttention *a, int head, const float *k, const float *v, float *cursor) {
     int64_t HD = a->HD, C = (int64_t)a->NH * HD, row = C + 2 * (int64_t)a->groups * HD;
     int heads = a->NH / a->groups;
-    AttentionHead h = {
-        .T = a->start + a->T, .HD = a->HD, .scale = 1.0f / sqrtf((float)a->HD), .window = a->window};
+    AttentionHead h = {.T = a->start + a->T,
+                       .HD = a->HD,
+                       .scale = 1.0f / sqrtf((float)a->HD),
+                       .window = a->window};
     float *q = take_slice(&cursor, min64(QUERY_ROWS, a->T) * HD);
     float *out = take_slice(&cursor, min64(QUERY_ROWS, a->T) * HD);
     float *scores = take_slice(&cursor, min64(QUERY_ROWS, a->T) * a->room);

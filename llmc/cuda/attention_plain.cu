@@ -118,8 +118,8 @@ static __device__ __forceinline__ void load_rows(QueryRows<ROWS> *rows, const Ca
                                                  const float *lse, const float *delta, int first) {
     for (int r = threadIdx.x; r < ROWS; r += blockDim.x) {
         int t = first + r;
-        rows->first_key[r] =
-            t >= a.T ? INT_MAX : attention_first_key(a.window, h.doc_start ? h.doc_start[t] : 0, t);
+        rows->first_key[r] = t >= a.T ? INT_MAX
+                                      : attention_first_key(a.window, h.doc_start ? h.doc_start[t] : 0, t);
         if (lse) rows->lse[r] = t < a.T ? lse[t] : 0.0f;
         if (delta) rows->delta[r] = t < a.T ? delta[t] : 0.0f;
     }
@@ -409,7 +409,7 @@ template <int HDP> __global__ void __launch_bounds__(Tile<HDP>::THREADS) attenti
         const int head = place.head * a.sharers + i;
         const int64_t statistics = ((int64_t)b * a.NH + head) * a.T;
         for (int first = key_first; first < a.T; first += ROWS) {
-            if (first_key_of_tile<ROWS>(a, h, first) >= key_first + ROWS) continue;  // a later document or window
+            if (first_key_of_tile<ROWS>(a, h, first) >= key_first + ROWS) continue;  // out of sight
             __syncthreads();
             load_tile<HDP>(m.q, h.q, h.row, first, a);
             load_tile<HDP>(m.dout, a.dout + head_offset(a, b, head), h.C, first, a);

@@ -114,7 +114,8 @@ static __global__ void __launch_bounds__(THREADS) join_chunks_kernel(CachedAtten
     const int64_t row = (int64_t)t * a.NH + head, part = row * parts.chunks;
     float largest = -INFINITY, sum = 0.0f;
     for (int i = first; i < chunks; i++) largest = fmaxf(largest, parts.max[part + i]);
-    for (int i = first; i < chunks; i++) sum += parts.sum[part + i] * fast_exp2(parts.max[part + i] - largest);
+    for (int i = first; i < chunks; i++)
+        sum += parts.sum[part + i] * fast_exp2(parts.max[part + i] - largest);
     for (int d = threadIdx.x; d < a.HD; d += THREADS) {
         float value = 0.0f;
         for (int i = first; i < chunks; i++)

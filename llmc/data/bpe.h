@@ -54,9 +54,9 @@ void bpe_add(Bpe *bpe, BpeMerge merge);
 
 // Encodes one pre-token of 1 to 2^32-1 bytes, for a BPE of characters in well-formed UTF-8. A
 // pre-token in `whole` maps to its id. Otherwise applies the lowest-ranked merge, leftmost first,
-// until none applies, as Hugging Face's `tokenizers` does. For merge lists produced by training this
-// equals merging all occurrences per round. Writes at most `bytes` ids and returns their number.
-// O(n log n) for long pre-tokens.
+// until none applies, as Hugging Face's `tokenizers` does. For merge lists produced by training
+// this equals merging all occurrences per round. Writes at most `bytes` ids and returns their
+// number. O(n log n) for long pre-tokens.
 size_t bpe_encode(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes, int32_t *out);
 void bpe_scratch_free(BpeScratch *scratch);
 

@@ -126,9 +126,10 @@ static int byte_of(const char *text, size_t length) {
     return good ? (int)byte : -1;
 }
 
-// Writes the bytes of a token of a BPE of characters as the decoder spells it. `tokenizers` decodes
-// normalized added tokens as they match, for instance with a space before them. Older releases
-// decode their content; special tokens are decoded like this here.
+// Writes the bytes of a token of a BPE of characters as the decoder spells it, and returns their
+// number. out is NULL: only counts. `tokenizers` decodes normalized added tokens as they match, for
+// instance with a space before them. Older releases decode their content; special tokens are
+// decoded like this here.
 static size_t character_token_bytes(const Parser *r, int id, const char *text, char *out) {
     TextBuffer buffers[4] = {0};
     size_t length = strlen(text);
@@ -138,10 +139,10 @@ static size_t character_token_bytes(const Parser *r, int id, const char *text, c
     if (normalized) text = normalizer_apply(&r->out->normalizer, text, &length, buffers);
     text = normalizer_apply(&r->spelling, text, &length, buffers + 2);
     int byte = r->decode_bytes ? byte_of(text, length) : -1;
-    memcpy(out, text, length);
-    if (byte >= 0) *out = (char)byte;
+    if (byte >= 0) length = 1;
+    if (out) memcpy(out, byte >= 0 ? (const char[]){(char)byte} : text, length);
     for (int i = 0; i < 4; i++) free(buffers[i].text);
-    return byte >= 0 ? 1 : length;
+    return length;
 }
 
 // Writes the bytes that a token stands for and returns their number. Vocabulary entries of a
@@ -162,8 +163,7 @@ static bool fill_table(Parser *r, const Alphabet *alphabet) {
     for (int id = 0; id < r->size; id++) {
         const char *text = text_of(r, id);
         if (!text) return REFUSE("%s: no token has the id %d; use a vocabulary with ids 0..n-1", r->path, id);
-        // normalized and spelled, and each may prepend a few bytes
-        total += NORMALIZER_MOST_GROWTH * NORMALIZER_MOST_GROWTH * (strlen(text) + 1);
+        total += r->characters ? character_token_bytes(r, id, text, NULL) : strlen(text);
     }
     token_table_init(table, r->size, total);
     for (int id = 0; id < r->size; id++) {

@@ -76,8 +76,8 @@ static double yarn_column(const GPT *gpt, double turns) {
     return gpt->rotary * log(gpt->yarn.positions / (2 * acos(-1) * turns)) / (2 * log(gpt->rotary_base));
 }
 
-// Divides the frequencies of the last columns by the factor, keeps those of the first ones, and
-// interpolates in between.
+// Keeps the frequencies of the first columns, divides the last ones by the factor, and interpolates
+// in between.
 static double yarn_frequency(const GPT *gpt, double frequency, double column) {
     const Yarn *y = &gpt->yarn;
     double low = yarn_column(gpt, y->fast), high = yarn_column(gpt, y->slow);

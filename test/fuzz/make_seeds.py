@@ -255,6 +255,21 @@ def tokenizer_jsons():
         whole = [dict({"special": False, "normalized": True}, **token) for token in tokens]
         return {"added_tokens": whole + [{"id": 258 + len(tokens), "content": "</s>", "special": True}]}
 
+    vocab = {"<unk>": 0, "\u2581": 1, "t": 2, "h": 3, "th": 4, "\u2581th": 5, "</s>": 6}
+    vocab.update({"<0x%02X>" % b: 7 + b for b in range(250)})
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+    prepends = {"type": "Sequence", "normalizers": [
+        {"type": "Prepend", "prepend": "\u2581"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]}
+    spelling = {"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"},
+        {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}
+    for parts in ({"pre_tokenizer": metaspace}, {"normalizer": prepends}):
+        yield json.dumps(dict({"decoder": spelling, "added_tokens": [
+            {"id": 6, "content": "</s>", "special": True, "normalized": True}], "model": {
+                "type": "BPE", "byte_fallback": True, "fuse_unk": True, "unk_token": "<unk>", "vocab": vocab,
+                "merges": ["t h", ["\u2581", "th"]]}}, **parts)).encode() + b"\xff"
+
     def members(first, value):
         return first + json.dumps(value)[1:-1].encode() + b","
     yield members(b"S", {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]}})

@@ -679,13 +679,16 @@ static void cases_head(Dump *d) {
 // documents: 0 none, 1 random document starts, 2 all starts are 0 (same result as without
 // documents, but excludes fused kernels on a GPU). groups: groups of heads that share keys and
 // values, or 0.
-static void case_groups(Dump *d, int B, int T, int NH, int groups, int HD, int documents, float p) {
+// window: keys that a query sees, or 0.
+static void case_window(Dump *d, int B, int T, int NH, int groups, int HD, int documents, float p,
+                        int window) {
     Lab *lab = &d->lab;
     int64_t out_size = (int64_t)B * T * NH * HD;
     int64_t qkv_size = (int64_t)B * T * (NH + 2 * (groups ? groups : NH)) * HD;
-    char shared[24] = "";
+    char shared[48] = "";
     if (d->own_kernels && !documents) return;
     if (groups) snprintf(shared, sizeof shared, "_groups%d", groups);
+    if (window) snprintf(shared + strlen(shared), sizeof shared - strlen(shared), "_window%d", window);
     snprintf(d->scope, sizeof d->scope, "attention_%dx%dx%dx%d%s%s_p%g", B, T, NH, HD, shared,
              documents == 1 ? "_documents"
              : documents    ? "_plain"
@@ -710,7 +713,8 @@ static void case_groups(Dump *d, int B, int T, int NH, int groups, int HD, int d
                    dout,
                    dqkv,
                    .workspace = workspace,
-                   .groups = groups};
+                   .groups = groups,
+                   .window = window};
     op_attention_forward(lab->stream, &a);
     op_attention_backward(lab->stream, &a);
     dump_x(d, "out", out, out_size, 't');
@@ -725,8 +729,22 @@ static void case_groups(Dump *d, int B, int T, int NH, int groups, int HD, int d
     release(lab, (void *[]){start, positions, workspace, saved, qkv, dout, out, dqkv, NULL});
 }
 
+static void case_groups(Dump *d, int B, int T, int NH, int groups, int HD, int documents, float p) {
+    case_window(d, B, T, NH, groups, HD, documents, p, 0);
+}
+
 static void case_attention(Dump *d, int B, int T, int NH, int HD, int documents, float p) {
     case_groups(d, B, T, NH, 0, HD, documents, p);
+}
+
+static void cases_windows(Dump *d) {
+    case_window(d, 2, 256, 4, 0, 64, 0, 0, 1);
+    case_window(d, 2, 256, 4, 0, 64, 0, 0, 2);
+    case_window(d, 1, 512, 4, 2, 128, 0, 0, 100);
+    case_window(d, 1, 2048, 2, 0, 64, 0, 0, 257);
+    case_window(d, 2, 256, 3, 0, 64, 2, 0, 64);
+    case_window(d, 1, 300, 4, 2, 128, 1, 0, 65);
+    case_window(d, 1, 300, 2, 0, 80, 2, 0.1f, 7);
 }
 
 static void cases_attention(Dump *d) {
@@ -760,12 +778,12 @@ static void cases_attention(Dump *d) {
 }
 
 // T new positions after `before` cached ones. The cache has unused capacity.
-static void case_cached(Dump *d, int T, int before, int NH, int groups, int HD) {
+static void case_cached_window(Dump *d, int T, int before, int NH, int groups, int HD, int window) {
     Lab *lab = &d->lab;
     int keys = before + T, room = keys + 7;
     int64_t row = (int64_t)(NH + 2 * groups) * HD, out_size = (int64_t)T * NH * HD;
     int64_t cache_size = (int64_t)groups * room * HD;
-    snprintf(d->scope, sizeof d->scope, "cached_%d+%dx%dx%dx%d", before, T, NH, groups, HD);
+    snprintf(d->scope, sizeof d->scope, "cached_%d+%dx%dx%dx%d_window%d", before, T, NH, groups, HD, window);
     floatX *qkv = random_x(lab, keys * row, 0, 1), *out = poisoned_x(lab, out_size),
            *cached = poisoned_x(lab, cache_size), *values = poisoned_x(lab, cache_size);
     void *workspace = poisoned(lab, op_cached_attention_workspace_bytes(T, room, NH, HD));
@@ -774,6 +792,7 @@ static void case_cached(Dump *d, int T, int before, int NH, int groups, int HD) 
                          .NH = NH,
                          .HD = HD,
                          .groups = groups,
+                         .window = window,
                          .qkv = qkv,
                          .keys = cached,
                          .values = values,
@@ -791,7 +810,14 @@ static void case_cached(Dump *d, int T, int before, int NH, int groups, int HD) 
     release(lab, (void *[]){qkv, out, cached, values, workspace, NULL});
 }
 
+static void case_cached(Dump *d, int T, int before, int NH, int groups, int HD) {
+    case_cached_window(d, T, before, NH, groups, HD, 0);
+}
+
 static void cases_cached(Dump *d) {
+    case_cached_window(d, 1, 1000, 16, 4, 80, 1);
+    case_cached_window(d, 1, 1000, 8, 2, 128, 700);
+    case_cached_window(d, 40, 300, 4, 2, 64, 129);
     case_cached(d, 1, 0, 3, 3, 64);
     case_cached(d, 1, 63, 12, 12, 64);
     case_cached(d, 1, 64, 8, 2, 128);
@@ -836,6 +862,7 @@ int main(int argc, char **argv) {
     if (!d.own_kernels) cases_head(&d);
     cases_llama(&d);
     cases_muon(&d);
+    cases_windows(&d);
     cases_attention(&d);
     cases_cached(&d);
     bool written = fflush(d.file) == 0 && !ferror(d.file) && fclose(d.file) == 0;

@@ -16,7 +16,8 @@ static void model_equals_the_runs(void **state) {
              "--normalization RMSNorm --position-embedding-type rope --rotary-percent 0.5 "
              "--group-query-attention --num-query-groups 2 --disable-bias-linear "
              "--untie-embeddings-and-output-weights --ffn-hidden-size 80 --norm-epsilon 1e-6 "
-             "--qk-layernorm --quantized-weights --global-batch-size 8 "
+             "--qk-layernorm --add-qkv-bias --window-size 7,0 --window-attn-skip-freq 1,0 "
+             "--quantized-weights --global-batch-size 8 "
              "--make-vocab-size-divisible-by 96",
              8);
     char *json = config_to_json(&run.config);
