@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Generates test/golden/hf, hf_llama, hf_mistral, hf_qwen2 and hf_qwen3: small models saved by Hugging Face's
-transformers, and their logits. test/unit/convert/test_hf.c imports the models and compares the trainer's logits.
+transformers, and their logits. test/unit/convert/test_hf.c imports the models and compares the trainer's
+logits.
 
     pip install torch transformers
     dev/ref/make_hf_golden.py             # takes seconds
