@@ -296,6 +296,7 @@ bool config_finish(Config *config, int world_size, int vocab_size, int eod, Erro
                       (config->tensor_model_parallel_size * config->pipeline_model_parallel_size);
     if (!config->ffn_hidden_size) config->ffn_hidden_size = config_default_ffn(config);
     if (!config->kv_channels) config->kv_channels = config->hidden_size / config->num_attention_heads;
+    config->add_qkv_bias = config->add_qkv_bias && config->disable_bias_linear;
     config->sequence_parallel = config->sequence_parallel && config->tensor_model_parallel_size > 1;
     if (config->recompute_activations) config->recompute_granularity = RECOMPUTE_SELECTIVE;
     return finish_sizes(config, err) && finish_batch(config, err) && finish_rampup(config, err) &&
@@ -314,11 +315,21 @@ double megatron_flops(const Config *config, double batch_sequences) {
            (attention + F / h + config->vocab_size_padded / (2 * L * h));
 }
 
+// Sum over the layers of the mean number of keys that a query sees.
+static double visible_keys(const Config *config) {
+    double T = config->seq_length, sum = 0;
+    for (int l = 0; l < config->num_layers; l++) {
+        double window = config_window(config, l);
+        sum += window > 0 && window < T ? window - window * window / (2 * T) : T / 2;
+    }
+    return sum;
+}
+
 double causal_flops(const Config *config, double batch_sequences, double parameters) {
     double T = config->seq_length, a = (double)config->kv_channels * config->num_attention_heads;
     // Untied word embeddings are looked up, not multiplied.
     if (config->untie_embeddings_and_output_weights) {
         parameters -= (double)config->vocab_size_padded * config->hidden_size;
     }
-    return batch_sequences * T * (6 * parameters + 6.0 * config->num_layers * a * T);
+    return batch_sequences * T * (6 * parameters + 12 * a * visible_keys(config));
 }

@@ -139,6 +139,9 @@ another_model() { # FLAG FLAGS...: the checkpoint is refused, naming the flag
 }
 check "another rotary base is refused" another_model rotary_base --rotary-base 500
 check "scaled rotary positions are refused" another_model use_rope_scaling --use-rope-scaling
+check "divided rotary positions are refused" another_model rotary_seq_len_interpolation_factor \
+    --rotary-seq-len-interpolation-factor 2
+check "a sliding window is refused" another_model window_size --window-size 7,0
 check "a different number of query groups is refused" another_model num_query_groups --num-query-groups 4
 check "query/key norms are refused" another_model qk_layernorm --qk-layernorm
 check "learned positions are refused" another_model position_embedding_type \
