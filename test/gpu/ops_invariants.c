@@ -264,7 +264,7 @@ static Answer attend(Lab *lab, const Call *c, const floatX *qkv, const floatX *d
     void *workspace = poisoned(lab, op_attention_workspace_bytes(c->B, c->T, c->NH, c->HD, 0)),
          *saved = poisoned(lab, op_attention_saved_bytes(c->B, c->T, c->NH, c->HD));
     Attention a = {c->B,  c->T, c->NH,       c->HD,     c->dropout,    qkv, c->doc_start, answer.out,
-                   saved, dout, answer.dqkv, workspace, c->first_head, 0,   false};
+                   saved, dout, answer.dqkv, workspace, c->first_head, 0,   false,        0};
     op_attention_forward(lab->stream, &a);
     op_attention_backward(lab->stream, &a);
     release(lab, (void *[]){workspace, saved, NULL});
