@@ -53,10 +53,14 @@ conditionals=$(grep -nE '^[[:space:]]*#[[:space:]]*(if|ifdef|ifndef|elif)\b' "${
 report "preprocessor conditionals occur only in the four allowed files" "$conditionals"
 
 # --- formatting --------------------------------------------------------------------------------
-# The limit is 620 lines, 850 for train_gpt.c, and 1000 for tests, because they have tables of
-# cases.
+# The limit is 620 lines, 850 for train_gpt.c and the table of all options, and 1000 for tests,
+# which have tables of cases.
 too_long=$(for path in "${sources[@]}"; do
-    case $path in train_gpt.c) most=850 ;; test/*) most=1000 ;; *) most=620 ;; esac
+    case $path in
+    train_gpt.c | llmc/config/config_table.c) most=850 ;;
+    test/*) most=1000 ;;
+    *) most=620 ;;
+    esac
     lines=$(wc -l <"$path")
     [ "$lines" -le $most ] || echo "$path has $lines lines; the limit is $most"
 done)
