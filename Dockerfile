@@ -5,7 +5,7 @@
 FROM debian:12
 RUN apt-get update
 RUN apt-get install --yes gcc libc6-dev make pkg-config python3 openmpi-bin libopenmpi-dev \
-        libopenblas-dev libcjson-dev libxxhash-dev libpcre2-dev libutf8proc-dev liburing-dev
+        libopenblas-dev libcjson-dev libxxhash-dev libpcre2-dev libutf8proc-dev liburing-dev libzmq3-dev
 COPY . /sdp4bit.c
 WORKDIR /sdp4bit.c
 RUN make

@@ -66,21 +66,23 @@ CJSON_CFLAGS  := $(shell $(PKG_CONFIG) --cflags libcjson 2>/dev/null)
 BLAS_CFLAGS   := $(shell $(PKG_CONFIG) --cflags openblas 2>/dev/null)
 BLAS_LIBS     := $(shell $(PKG_CONFIG) --libs openblas 2>/dev/null || echo -lopenblas)
 CFLAGS        += $(CJSON_CFLAGS)
-LIBS          := -lcjson -lxxhash -lpcre2-8 -lutf8proc -luring -lpthread -lm
+LIBS          := -lcjson -lxxhash -lpcre2-8 -lutf8proc -luring -lzmq -lpthread -lm
 # STATIC_DEPS=1: relocatable programs. Links the static library if the system has one, else copies
 # the shared library to lib/ next to the program.
 ifeq ($(STATIC_DEPS),1)
 DEPS     := cjson xxhash pcre2-8 utf8proc uring
 ARCHIVED := $(foreach l,$(DEPS),$(if $(filter /%,$(shell $(MPICC) -print-file-name=lib$(l).a)),$(l)))
-COPIED   := $(filter-out $(ARCHIVED),$(DEPS))
+# ZeroMQ's static library needs many others, so the shared one is copied with its dependencies.
+COPIED   := $(filter-out $(ARCHIVED),$(DEPS)) zmq
 COPIES   := $(foreach l,$(COPIED),$(BUILD)/lib/lib$(l).so)
 LIBS     := $(ARCHIVED:%=-l:lib%.a) $(COPIES) \
-            $(if $(COPIED),-Wl$(comma)-rpath$(comma)'$$ORIGIN/lib:$$ORIGIN/../../lib') -lpthread -lm
+            $(if $(COPIED),-Wl$(comma)--disable-new-dtags \
+            -Wl$(comma)-rpath$(comma)'$$ORIGIN/lib:$$ORIGIN/../../lib') -lpthread -lm
 BLAS_LIBS := $(BLAS_LIBS:-lopenblas=-l:libopenblas.a)
 endif
 
 # Host code, linked into every program. The backend (CPU or CUDA) is selected at link time.
-MODULES  := base ranks data config log state model checkpoint plan run
+MODULES  := base ranks groups data config log state model checkpoint plan run
 CPU_SRC  := $(wildcard llmc/cpu/*.c) sdp4bit/kernels_cpu.c sdp4bit/lossless_cpu.c sdp4bit/muon_cpu.c
 HOST_SRC := $(filter-out $(CPU_SRC),$(wildcard $(MODULES:%=llmc/%/*.c) sdp4bit/*.c))
 DATA_SRC := $(wildcard dev/data/*.c)
@@ -98,7 +100,7 @@ CONVERT_LIB := $(BUILD)/libconvert.a
 # Code shared by the tools. Not linked into the trainer.
 TOOL_LIB := $(BUILD)/libtools.a
 DATA_TOOLS := $(DATA_SRC:dev/data/%.c=$(BUILD)/%)
-TOOLS    := $(DATA_TOOLS) $(BUILD)/convert_checkpoint
+TOOLS    := $(DATA_TOOLS) $(BUILD)/convert_checkpoint $(BUILD)/rendezvous
 
 UNIT_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/unit/*/test_*.c))
 MPI_TESTS  := $(patsubst %.c,$(BUILD)/%,$(wildcard test/mpi/test_*.c))
@@ -131,7 +133,8 @@ dist:
 	tar -C $(BUILD)/dist -czf $(BUILD)/$(DIST).tar.gz --owner=0 --group=0 $(DIST)
 	@echo $(BUILD)/$(DIST).tar.gz
 test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(FAULT_SHIMS) bench all
-test-programs: $(BUILD)/test/layer_dump $(BUILD)/test/fp8_dump
+test-programs: $(BUILD)/test/layer_dump $(BUILD)/test/fp8_dump $(BUILD)/test/train_gpt_fake
+test-programs: $(BUILD)/test/e2e/group_member
 
 # $(call stamp,FILE,TEXT): writes the text to the file if it differs from the file's content. Runs
 # while make parses this file, so that -n and -q are correct.
@@ -167,7 +170,10 @@ $(HOST_LIB): $(HOST_OBJ) | $(COPIES)
 $(BUILD)/lib/lib%.so:
 	@mkdir -p $(@D)
 	file=$$(readlink -f $$($(MPICC) -print-file-name=lib$*.so)) && \
-	    cp $$file $(@D)/$$(objdump -p $$file | awk '$$1 == "SONAME" {print $$2}') && cp $$file $@
+	    cp $$file $(@D)/$$(objdump -p $$file | awk '$$1 == "SONAME" {print $$2}') && \
+	    for used in $$(ldd $$file | \
+	        awk '$$3 ~ /^\// && $$1 !~ /^lib(c|m|pthread|dl|rt|resolv)\.so/ {print $$3}'); do \
+	        cp -L $$used $(@D) || exit 1; done && cp $$file $@
 $(CONVERT_LIB): $(CONVERT_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
@@ -186,11 +192,19 @@ link_cpu = $(MPICC) $(LDFLAGS) $(filter %.o,$^) $(filter $(CONVERT_LIB),$^) $(fi
 $(BUILD)/train_gpt_cpu: $(BUILD)/obj/main.o $(BUILD)/obj/train_gpt.o $(HOST_LIB) $(CPU_LIB)
 	$(call link_cpu)
 
+# The trainer with a stand-in for the network of replica groups (test/fake).
+$(BUILD)/test/train_gpt_fake: $(BUILD)/obj/main.o $(BUILD)/obj/train_gpt.o $(BUILD)/obj/test/fake/member.o \
+                              $(HOST_LIB) $(CPU_LIB)
+	@mkdir -p $(@D)
+	$(call link_cpu)
+
 $(BUILD)/generate_cpu: $(BUILD)/obj/dev/generate.o $(TOOL_LIB) $(HOST_LIB) $(CPU_LIB)
 	$(call link_cpu)
 
 $(DATA_TOOLS): $(BUILD)/%: $(BUILD)/obj/dev/data/%.o
 $(DATA_TOOLS): $(TOOL_LIB) $(HOST_LIB)
+	$(MPICC) $(LDFLAGS) $(filter %.o,$^) $(TOOL_LIB) $(HOST_LIB) $(LIBS) -o $@
+$(BUILD)/rendezvous: $(BUILD)/obj/dev/rendezvous.o $(TOOL_LIB) $(HOST_LIB)
 	$(MPICC) $(LDFLAGS) $(filter %.o,$^) $(TOOL_LIB) $(HOST_LIB) $(LIBS) -o $@
 $(STEP_BOUND): $(BUILD)/obj/dev/bench/step_bound.o $(HOST_LIB)
 	@mkdir -p $(@D)
@@ -264,8 +278,8 @@ $(OPS_PROGRAMS:%=$(BUILD)/test/%): $(BUILD)/test/%: $(BUILD)/obj/test/gpu/%.o $(
 # compiles without optimization, in a third of the time.
 # Variables: ARCH ("sm_90 sm_100", native; default: all that the toolkit supports), CUDA_HOME,
 # NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND (folder of cudnn_frontend.h), STATIC_DEPS=1 (relocatable
-# program: cJSON, xxHash, PCRE2, utf8proc and liburing are linked statically or copied to lib/ next
-# to it).
+# program: cJSON, xxHash, PCRE2, utf8proc, liburing and ZeroMQ are linked statically or copied to
+# lib/ next to it).
 
 GPU_PROGRAMS := $(BUILD)/train_gpt $(BUILD)/generate $(BUILD)/test/gpu/% $(BUILD)/dev/bench/%
 GPU_GOALS := $(filter gpu gpu-% $(GPU_PROGRAMS),$(filter-out $(CPU_BENCHES) $(STEP_BOUND),$(MAKECMDGOALS)))

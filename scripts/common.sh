@@ -83,6 +83,7 @@ build|xxHash|libxxhash-dev|have_library xxhash.h -lxxhash libxxhash-dev
 build|PCRE2|libpcre2-dev|have_library pcre2.h -lpcre2-8 libpcre2-dev
 build|utf8proc|libutf8proc-dev|have_library utf8proc.h -lutf8proc libutf8proc-dev
 build|liburing|liburing-dev|have_library liburing.h -luring liburing-dev
+build|ZeroMQ|libzmq3-dev|have_library zmq.h -lzmq libzmq3-dev
 run  |Python 3|python3|have_command python3
 test |C++ compiler|g++|have_command g++
 test |cmocka|libcmocka-dev|have_library cmocka.h -lcmocka libcmocka-dev

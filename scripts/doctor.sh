@@ -29,6 +29,7 @@ version_of() {
     PCRE2) pkg-config --modversion libpcre2-8 2>/dev/null ;;
     utf8proc) pkg-config --modversion libutf8proc 2>/dev/null ;;
     liburing) pkg-config --modversion liburing 2>/dev/null ;;
+    ZeroMQ) pkg-config --modversion libzmq 2>/dev/null ;;
     cmocka) pkg-config --modversion cmocka 2>/dev/null ;;
     "Python 3") python3 --version ;;
     esac

@@ -462,7 +462,27 @@ def torch_files():
     yield sound.replace(b"PK\x03\x04", b"PK\x03\x05")
 
 
-TARGETS = {"pickle": pickles, "torch_file": torch_files, "lossless": lossless,
+def frames():
+    """Messages of replica groups; the target fills in length and hash."""
+    def frame(kind, offers=0, text=b"", data=b"", rate=0.0, name=b"a"):
+        header = struct.pack("<IHHQQQIIQ33s3x33s3x", 0x47504453, 1, kind, 1, 2, 3, 4, 0, 0, name, b"b")
+        body = struct.pack("<qQQQqqqdII", 5, 6, 7, 8, 9, 10, 11, rate, 1, 2)
+        body += struct.pack("<H", len(text)) + text + struct.pack("<H", 4) + b"tcp:"
+        body += struct.pack("<H", offers)
+        body += struct.pack("<33sQqqqqQ", name, 1, 2, 1, 3, 4, 5) * offers
+        return header + body + struct.pack("<I", len(data)) + data
+    for kind in range(1, 28):
+        yield frame(kind, offers=1)
+    yield frame(1, text=b"a run", rate=5.0)
+    yield frame(11, offers=64)
+    yield frame(24, offers=1, data=bytes(100))
+    yield frame(3, rate=float("nan"))
+    yield frame(10, offers=1, name=b"../a")
+    yield frame(11, offers=65)
+    yield frame(11, offers=2)[:-9]
+
+
+TARGETS = {"frame": frames, "pickle": pickles, "torch_file": torch_files, "lossless": lossless,
            "shard": shards, "manifest": manifests, "arguments": arguments, "jsonl": json_lines,
            "tasks": tasks,
            "corpus": corpora,

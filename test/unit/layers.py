@@ -15,8 +15,8 @@ import sys
 # Lowest first. The headers directly in llmc/ are the interface to the hardware; device.h
 # depends only on llmc/base/base.h. The backends implement them and may use every layer below
 # llmc/state.
-LAYERS = ["llmc/base", "llmc/ops.h", "llmc/ranks", "llmc/comm.h", "llmc/data", "sdp4bit", "llmc/config",
-          "llmc/log", "llmc/state", "llmc/model", "llmc/checkpoint", "llmc/plan", "llmc/run"]
+LAYERS = ["llmc/base", "llmc/ops.h", "llmc/ranks", "llmc/comm.h", "llmc/groups", "llmc/data", "sdp4bit",
+          "llmc/config", "llmc/log", "llmc/state", "llmc/model", "llmc/checkpoint", "llmc/plan", "llmc/run"]
 BACKENDS = ("llmc/cpu", "llmc/cuda")
 
 

@@ -1,0 +1,153 @@
+// Key files: see keys.h.
+#include "llmc/groups/keys.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include "llmc/base/durable.h"
+
+enum { MOST_KEY_FILE = 256 };
+
+static void key_path(char *path, size_t bytes, const char *folder, const char *name, const char *kind) {
+    snprintf(path, bytes, "%s/%s.%s", folder, name, kind);
+}
+
+static bool write_key(const char *folder, const char *name, const char *kind, const char *key, Error *err) {
+    char path[4096];
+    key_path(path, sizeof path, folder, name, kind);
+    int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (file < 0 && errno == EEXIST)
+        return usage_error(err, "%s exists; remove it to make a new key, or choose another name", path);
+    char line[KEY_TEXT + 1];
+    snprintf(line, sizeof line, "%s\n", key);
+    bool good = file >= 0 && write_all(file, line, strlen(line)) && fsync(file) == 0;
+    int reason = errno;
+    if (file >= 0 && close(file) != 0) good = false;
+    if (good) return true;
+    if (file >= 0) unlink(path);
+    return system_error(err, "cannot write %s: %s; check the folder", path, strerror(reason));
+}
+
+bool keys_generate(const char *folder, const char *name, Error *err) {
+    char public_key[KEY_TEXT], secret_key[KEY_TEXT];
+    if (!name_valid(name)) {
+        return usage_error(err,
+                           "'%.64s' is not a name of a group; use 1 to 32 letters, digits, '-', '_' or '.'",
+                           name);
+    }
+    if (mkdir(folder, 0700) != 0 && errno != EEXIST)
+        return system_error(err, "cannot create %s: %s; choose another folder", folder, strerror(errno));
+    if (zmq_curve_keypair(public_key, secret_key) != 0)
+        return system_error(err,
+                            "this libzmq has no CURVE encryption; install one that was built with libsodium");
+    bool good = write_key(folder, name, "secret", secret_key, err) &&
+                write_key(folder, name, "public", public_key, err);
+    memset(secret_key, 0, sizeof secret_key);
+    return good;
+}
+
+bool keys_exist(const char *folder, const char *name) {
+    char path[4096];
+    key_path(path, sizeof path, folder, name, "secret");
+    return durable_exists(path);
+}
+
+static bool read_key(const char *path, char key[KEY_TEXT], Error *err) {
+    uint64_t bytes;
+    uint8_t raw[KEY_RAW];
+    char *text = durable_read_file(path, MOST_KEY_FILE, &bytes, err);
+    if (!text) {
+        return system_error(err,
+                            "cannot read the key %s; make keys with build/rendezvous keygen, and copy the "
+                            "files of this group",
+                            path);
+    }
+    text[strcspn(text, "\r\n ")] = '\0';
+    bool good = strlen(text) == KEY_TEXT - 1 && zmq_z85_decode(raw, text);
+    if (good) memcpy(key, text, KEY_TEXT);
+    free(text);
+    return good || system_error(err, "%s does not hold a key; make keys with build/rendezvous keygen", path);
+}
+
+bool keys_load_public(const char *folder, const char *name, char key[KEY_TEXT], Error *err) {
+    char path[4096];
+    key_path(path, sizeof path, folder, name, "public");
+    return read_key(path, key, err);
+}
+
+bool keys_load(const char *folder, const char *name, Keys *keys, Error *err) {
+    char path[4096];
+    *keys = (Keys){.name = ""};
+    if (!name_valid(name)) {
+        return usage_error(err,
+                           "'%.64s' is not a name of a group; use 1 to 32 letters, digits, '-', '_' or '.'",
+                           name);
+    }
+    message_name(keys->name, name);
+    key_path(path, sizeof path, folder, name, "secret");
+    return read_key(path, keys->secret_key, err) && keys_load_public(folder, name, keys->public_key, err) &&
+           keys_load_public(folder, SERVER_NAME, keys->server_key, err);
+}
+
+// Calls found() for every file NAME.<kind> until it returns true.
+typedef bool (*FoundKey)(void *context, const char *folder, const char *name);
+static bool list_keys(const char *folder, const char *kind, FoundKey found, void *context) {
+    DIR *listing = opendir(folder);
+    bool stop = false;
+    for (struct dirent *entry; listing && !stop && (entry = readdir(listing));) {
+        char name[NAME_BYTES] = "";
+        const char *dot = strrchr(entry->d_name, '.');
+        size_t length = dot ? (size_t)(dot - entry->d_name) : NAME_BYTES;
+        if (length >= NAME_BYTES || strcmp(dot + 1, kind) != 0) continue;
+        memcpy(name, entry->d_name, length);
+        stop = name_valid(name) && found(context, folder, name);
+    }
+    if (listing) closedir(listing);
+    return stop;
+}
+
+typedef struct Wanted {
+    char key[KEY_TEXT], name[NAME_BYTES];
+    int count;
+} Wanted;
+
+static bool same_key(void *context, const char *folder, const char *name) {
+    Wanted *wanted = (Wanted *)context;
+    char key[KEY_TEXT];
+    Error err = {0};
+    if (!keys_load_public(folder, name, key, &err) || strcmp(key, wanted->key) != 0) return false;
+    message_name(wanted->name, name);
+    return true;
+}
+
+bool keys_find(const char *folder, const uint8_t *raw, char name[NAME_BYTES]) {
+    Wanted wanted = {.name = ""};
+    zmq_z85_encode(wanted.key, raw, KEY_RAW);
+    if (!list_keys(folder, "public", same_key, &wanted)) return false;
+    message_name(name, wanted.name);
+    return true;
+}
+
+static bool any_pair(void *context, const char *folder, const char *name) {
+    Wanted *wanted = (Wanted *)context;
+    message_name(wanted->name, name);
+    wanted->count++;
+    return strcmp(name, SERVER_NAME) == 0;
+}
+
+bool keys_find_pair(const char *folder, char name[NAME_BYTES], Error *err) {
+    Wanted wanted = {.name = ""};
+    bool server = list_keys(folder, "secret", any_pair, &wanted);
+    message_name(name, wanted.name);
+    return server || wanted.count == 1 ||
+           system_error(
+               err, "%s has %d secret keys; give a folder with the keys of the rendezvous or of one group",
+               folder, wanted.count);
+}
