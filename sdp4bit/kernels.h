@@ -273,6 +273,32 @@ void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient,
 // Mixes outer weights into master weights: master = mix master + (1 - mix) outer, or a copy of the
 // outer weights if mix is 0. lost: as above.
 void kernel_mix_outer(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost);
+// Elastic replica groups. sum += weight * x, or sum = weight * x if `first`. Values of x that are
+// not finite count as 0, so that a group that has diverged does not spread.
+void kernel_add_weighted(Stream *s, float *sum, const float *x, float weight, bool first, int64_t n);
+// Position of a range of a rank's part of a tensor in the chunk of whole tensors that contains it.
+// Element i of the range is element j = first + i of the part, whose rows have `width` elements.
+typedef struct ChunkPlace {
+    int64_t n, first, width;
+    int64_t pitch, base;  // elements of a row of the whole tensor, position of the part's element 0
+} ChunkPlace;
+HD_FN int64_t chunk_position(const ChunkPlace *p, int64_t i) {
+    int64_t j = p->first + i;
+    return p->width == p->pitch ? p->base + j : p->base + j / p->width * p->pitch + j % p->width;
+}
+// Outer step of a range: updates outer weights and momentum like kernel_outer_step, and adds
+// share * (new - old outer weight + own) to the master weight. own: the decoded pseudo-gradient
+// that this group has contributed; NULL: the group did not take part. Then the difference between
+// outer and master weights does not change.
+typedef struct MergeOuter {
+    float *outer, *momentum, *master;  // (place.n)
+    const float *mean, *own;           // the chunk
+    ChunkPlace place;
+    float rate, decay, share;  // outer learning rate and momentum, 1 - --local-steps-mix
+    float damping;             // factor of `mean` in the momentum; 1: as kernel_outer_step
+    uint64_t *hash;            // adds the replica hash of the new state; NULL: another rank counts it
+} MergeOuter;
+void kernel_merge_outer(Stream *s, const MergeOuter *a);
 // Rounds master weights to model weights.
 void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n);
 // Adds the number of zeros among n values to *count, for --log-num-zeros-in-grad.

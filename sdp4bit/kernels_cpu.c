@@ -401,6 +401,16 @@ void kernel_mix_outer(Stream *s, float *master, const float *outer, float mix, i
     for (int64_t i = 0; i < n; i++) master[i] = mix_element(master[i], outer[i], mix);
 }
 
+void kernel_add_weighted(Stream *s, float *sum, const float *x, float weight, bool first, int64_t n) {
+    for (int64_t i = 0; i < n; i++) sum[i] = add_weighted(sum[i], x[i], weight, first);
+}
+
+void kernel_merge_outer(Stream *s, const MergeOuter *a) {
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < a->place.n; i++) hash += merge_element(a, i);
+    if (a->hash) *a->hash += hash;
+}
+
 void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n) {
     for (int64_t i = 0; i < n; i++) weights[i] = floatX_from_float(master[i]);
 }

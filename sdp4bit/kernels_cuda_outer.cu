@@ -24,6 +24,17 @@ __global__ void __launch_bounds__(CODEC_THREADS)
 }
 
 __global__ void __launch_bounds__(CODEC_THREADS)
+    add_weighted_kernel(float *sum, const float *x, float weight, bool first, int64_t n) {
+    for_own_elements(n, [=](int64_t i) { sum[i] = add_weighted(sum[i], x[i], weight, first); });
+}
+
+__global__ void __launch_bounds__(CODEC_THREADS) merge_outer_kernel(MergeOuter a) {
+    uint64_t hash = 0;
+    for_own_elements(a.place.n, [&](int64_t i) { hash += merge_element(&a, i); });
+    if (a.hash) add_warp_sum((unsigned long long *)a.hash, hash);
+}
+
+__global__ void __launch_bounds__(CODEC_THREADS)
     narrow_kernel(floatX *weights, const float *master, int64_t n) {
     for_own_elements(n, [=](int64_t i) { weights[i] = floatX_from_float(master[i]); });
 }
@@ -50,6 +61,18 @@ void kernel_mix_outer(Stream *s, float *master, const float *outer, float mix, i
     if (n <= 0) return;
     mix_outer_kernel<<<blocks_for(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(master, outer, mix, n, lost);
     check_launch(s, "mix outer weights into master weights");
+}
+
+void kernel_add_weighted(Stream *s, float *sum, const float *x, float weight, bool first, int64_t n) {
+    if (n <= 0) return;
+    add_weighted_kernel<<<blocks_for(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(sum, x, weight, first, n);
+    check_launch(s, "weighted sum of pseudo-gradients");
+}
+
+void kernel_merge_outer(Stream *s, const MergeOuter *a) {
+    if (a->place.n <= 0) return;
+    merge_outer_kernel<<<blocks_for(s, a->place.n), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+    check_launch(s, "outer step of a range");
 }
 
 void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n) {

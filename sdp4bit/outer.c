@@ -199,3 +199,24 @@ void outer_exchange(const OuterStep *step, int b, float *gradient) {
         sum_piece(step, b, p, step->gathered + p * message.bytes, 1, &message,
                   key_of(step, PURPOSE_OUTER_MEAN_ROTATION, 0), grad_shard_of(shard, gradient, p));
 }
+
+// --- whole buckets -------------------------------------------------------------------------------
+
+void outer_encode(const OuterStep *step, int b, const float *gradient, uint32_t source, uint8_t *message) {
+    assert(b >= 0 && b < step->layout->buckets && step->layout->replica_groups == 1);
+    MessageLayout layout = outer_message(step->layout, b, &step->format);
+    QuantizePartitions q = quantize_of(step, &step->layout->shard[b], gradient, &layout);
+    q.key = key_of(step, PURPOSE_OUTER, 0);
+    q.key.source = source;
+    q.rotation = key_of(step, PURPOSE_OUTER_ROTATION, 0);
+    q.slots = 1;
+    q.self_slot = message;
+    kernel_quantize_partitions(step->stream, &q);
+}
+
+void outer_decode(const OuterStep *step, int b, const uint8_t *message, float *gradient) {
+    assert(b >= 0 && b < step->layout->buckets && step->layout->replica_groups == 1);
+    MessageLayout layout = outer_message(step->layout, b, &step->format);
+    sum_piece(step, b, 0, message, 1, &layout, key_of(step, PURPOSE_OUTER_ROTATION, 0),
+              grad_shard_of(&step->layout->shard[b], gradient, 0));
+}

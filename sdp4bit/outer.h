@@ -50,4 +50,10 @@ typedef struct OuterStep {
 // tail_elements) of shard[b]. No-op with one replica group.
 void outer_exchange(const OuterStep *step, int b, float *gradient);
 
+// Elastic replica groups: encode the pseudo-gradient of a whole bucket to one message, and decode
+// it. The layout has one replica group and shards that are whole buckets. source: distinguishes the
+// rounding of groups. gradient: (matrix_elements + tail_elements).
+void outer_encode(const OuterStep *step, int b, const float *gradient, uint32_t source, uint8_t *message);
+void outer_decode(const OuterStep *step, int b, const uint8_t *message, float *gradient);
+
 LLMC_END

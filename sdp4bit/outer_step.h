@@ -10,6 +10,27 @@ HD_FN float outer_element(float outer, float *m, float gradient, float rate, flo
     return f32_sub(outer, f32_mul(rate, step));
 }
 
+// Outer step of element i of a range. Returns its share of the replica hash.
+HD_FN uint64_t merge_element(const MergeOuter *a, int64_t i) {
+    int64_t at = chunk_position(&a->place, i);
+    float old = a->outer[i], gradient = a->mean[at];
+    float m = f32_add(f32_mul(a->decay, a->momentum[i]), f32_mul(a->damping, gradient));
+    float fresh = f32_sub(old, f32_mul(a->rate, f32_add(gradient, f32_mul(a->decay, m))));
+    float shift = f32_sub(fresh, old);
+    if (a->own) shift = f32_add(shift, a->own[at]);
+    a->outer[i] = fresh;
+    a->momentum[i] = m;
+    a->master[i] = f32_add(a->master[i], f32_mul(a->share, shift));
+    return replica_mix((uint64_t)at * 2, f32_bits(fresh)) + replica_mix((uint64_t)at * 2 + 1, f32_bits(m));
+}
+
+// Returns the new weighted sum of contributions.
+HD_FN float add_weighted(float sum, float x, float weight, bool first) {
+    bool finite = (f32_bits(x) & 0x7FFFFFFFu) < 0x7F800000u;
+    float term = finite ? f32_mul(weight, x) : 0.0f;
+    return first ? term : f32_add(sum, term);
+}
+
 // Returns the master weight after mixing in the outer weight.
 HD_FN float mix_element(float master, float outer, float mix) {
     if (mix == 0.0f) return outer;

@@ -246,7 +246,8 @@ static void list_bucket(const Base *base, Feedback *f, int b) {
 
 void feedback_reserve(const Base *base, Feedback *f, MemoryPlan *memory_plan) {
     const Config *c = base->config;
-    if (!c->error_feedback || !c->quantized_gradients || base->mesh->rail.size == 1) return;
+    if (!c->error_feedback || !c->quantized_gradients || base->mesh->rail.size == 1 || c->replica_group)
+        return;
     int64_t elements = 0, most = shards_of_rank(base) * base->layout.segments_total;
     f->start = xcalloc((size_t)base->layout.buckets, sizeof *f->start, "the bucket table");
     f->ranges = xcalloc((size_t)most, sizeof(Range), "the residual's ranges");

@@ -4,6 +4,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "llmc/ranks/peers.h"
+
 static bool is_on(const Base *base) { return base->config->local_steps > 1; }
 
 // --- memory --------------------------------------------------------------------------------------
@@ -74,7 +76,7 @@ void outer_reserve(const Base *base, Outer *l, const Weights *weights, MemoryPla
                         (void **)&l->momentum);
     memory_plan_reserve(plan, group, FLOATX_NAME " outer weights, own shard", shard * sizeof(floatX),
                         (void **)&l->rounded);
-    reserve_exchange(base, l, plan);
+    if (!base->config->replica_group) reserve_exchange(base, l, plan);
     reserve_kept(base, l, weights, plan);
 }
 
@@ -169,7 +171,8 @@ void outer_sync(const Base *base, Outer *l, const Optimizer *optimizer, int b) {
     assert(b >= 0 && b < base->layout.buckets);
     if (!is_on(base)) return;
     l->finished_since = false;
-    if (!is_slot(base, l, b, base->step)) return;
+    // Elastic replica groups exchange chunks between the steps (llmc/run/elastic.c).
+    if (base->config->replica_group || !is_slot(base, l, b, base->step)) return;
     exchange(base, l, optimizer, b);
     l->bucket[b].applies = base->step + (is_last(base, base->step) ? 0 : base->config->local_steps_delay);
 }
@@ -218,7 +221,7 @@ void outer_begin_group(const Base *base, const Outer *l, const Optimizer *optimi
 void outer_resume_group(const Base *base, Outer *l, int64_t step, int64_t applied_at) {
     assert(step >= 0 && applied_at >= 0);
     const Config *c = base->config;
-    for (int b = 0; is_on(base) && b < base->layout.buckets; b++) {
+    for (int b = 0; is_on(base) && !c->replica_group && b < base->layout.buckets; b++) {
         for (int64_t slot = step; slot > applied_at && slot + c->local_steps_delay > step; slot--) {
             if (is_slot(base, l, b, slot)) l->bucket[b].applies = slot + c->local_steps_delay;
         }
@@ -244,12 +247,42 @@ static void gather_shards(const Base *base, Weights *weights, const floatX *own,
     }
 }
 
+// The same for an elastic replica group of several nodes, through the host: a rank may hold the
+// shards of several others.
+static void gather_over_nodes(const Base *base, const floatX *own, Weights *weights, int b) {
+    const Bucket *bucket = &base->layout.bucket[b];
+    const Group *dp = &base->mesh->dp;
+    Peers peers = {dp->mpi, 60.0 * base->config->distributed_timeout_minutes, device_site(base->device)};
+    size_t bytes = (size_t)bucket_shard(bucket) * sizeof(floatX);
+    floatX *host = xmalloc(bytes * (size_t)dp->size, "outer weights of a bucket"),
+           *sent = xmalloc(bytes, "outer weights of a bucket");
+    Stream *last = base->lanes->last;
+    copy_to_host(last, sent, own, bytes);
+    stream_synchronize(last);
+    peers_all_gather(peers, sent, host, (int)bytes, MPI_BYTE);
+    for (int owner = 0; owner < dp->size; owner++) {
+        const floatX *from = host + owner * bucket_shard(bucket);
+        WeightShard to = weights_shard(base, weights, b, owner);
+        if (!to.matrix) continue;
+        copy_to_device(last, to.matrix, from, (size_t)bucket->matrix_per_rank * sizeof(floatX));
+        copy_to_device(last, to.tail, from + bucket->matrix_per_rank,
+                       (size_t)bucket->tail_per_rank * sizeof(floatX));
+    }
+    stream_synchronize(last);
+    free(sent);
+    free(host);
+}
+
 // Copies the outer weights of bucket b to the model weights that this rank holds.
 static void gather_outer(const Base *base, const Outer *l, Weights *weights, int b) {
     const Bucket *bucket = &base->layout.bucket[b];
     const floatX *own = l->rounded + bucket->state_start;
     int64_t elements;
     floatX *all = weights_kept(base, weights, b, &elements);
+    if (base->mesh->rail.size > 1) {
+        gather_over_nodes(base, own, weights, b);
+        return;
+    }
     if (weights_store(weights, b)->gathers || base->mesh->node.size == 1) {
         copy_on_device(base->lanes->last, all, own, (size_t)elements * sizeof(floatX));
         return;

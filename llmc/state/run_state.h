@@ -21,6 +21,10 @@ typedef struct RunState {
     // Number of samples for which the training and validation splits were built. It determines the
     // number of epochs and so the order of the samples. 0: unknown.
     int64_t train_split_samples, valid_split_samples;
+    // Elastic replica groups: training samples [next, end) that are dealt to this group, the first
+    // sample of the next block plus 1 (0: none), and all samples dealt to any group. left: the
+    // group saved this state when it left the run in order.
+    int64_t samples_next, samples_end, samples_spare, samples_dealt, left;
     double loss_mean, loss_deviation, norm_mean, norm_deviation;
 } RunState;
 

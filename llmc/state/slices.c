@@ -78,9 +78,16 @@ int zero_held_ranges(const Zero *zero, SliceKind kind) {
     return zero_keeps(zero, kind) ? zero->base.held_count : 0;
 }
 
-// At most one of rail and replica_groups has several members; it contains a rank of every node.
-int zero_node(const Zero *zero) { return zero->base.mesh->rail.rank + zero->base.mesh->replica_groups.rank; }
-int zero_nodes(const Zero *zero) { return zero->base.mesh->rail.size * zero->base.mesh->replica_groups.size; }
+// At most one of rail and replica_groups has several members; it contains a rank of every node. An
+// elastic replica group has one state, even if it spans nodes.
+int zero_node(const Zero *zero) {
+    const Mesh *mesh = zero->base.mesh;
+    return zero->base.config->replica_group ? 0 : mesh->rail.rank + mesh->replica_groups.rank;
+}
+int zero_nodes(const Zero *zero) {
+    const Mesh *mesh = zero->base.mesh;
+    return zero->base.config->replica_group ? 1 : mesh->rail.size * mesh->replica_groups.size;
+}
 
 void zero_fetch(Zero *zero, int i, SliceKind kind, void *host) {
     StatePart part;
