@@ -144,7 +144,7 @@ static void train_step(Run *run, GPT *gpt) {
     run->site.phase = "forward and backward";
     timer_start(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
     zero_step_begins(run->zero, run->iteration);
-    BatchSource source = {SPLIT_TRAIN, run->consumed_train, row, micro_batches, 0};
+    BatchSource source = {SPLIT_TRAIN, elastic_first_sample(run), row, micro_batches, 0};
     run_micro_batches(run, gpt, &source, micro_batches, true);
     double factor = token_factor(run, gpt, &source, mesh_status_group(&run->mesh)->mpi);
     zero_set_factors(run->zero, factor, c->calculate_per_token_loss ? factor : 1.0);
@@ -266,6 +266,7 @@ static void save_and_leave(Run *run, const char *why, int exit_code) {
     read_step_status(run, 0, false);
     if (guard_ends_run(run, true)) return;
     run->exit_code = exit_code;
+    elastic_stopping(run);
     if (save_checkpoint(run) && advance_save(run, true)) log_datetime(run->log, "%s", why);
 }
 
@@ -334,8 +335,9 @@ static bool train(Run *run, GPT *gpt) {
     log_datetime(run->log, "before the start of training step");
     interval_begin(run);
     arm_node_recovery(run);
-    while (run->iteration < c->train_iters) {
+    while (run->iteration < c->train_iters && !elastic_ended(run)) {
         train_step(run, gpt);
+        elastic_step(run);
         run_poll_stop(run);
         if (!data_sound(run) || (!run->stop.busy && !advance_save(run, false))) return false;
         bool status_read = needs_status(run);
@@ -345,6 +347,7 @@ static bool train(Run *run, GPT *gpt) {
         if (after_step(run, gpt)) return false;
     }
     log_datetime(run->log, "after training is done");
+    elastic_finish(run);
     return save_checkpoint(run);
 }
 
@@ -353,6 +356,7 @@ static bool train(Run *run, GPT *gpt) {
 static void run_training(Run *run, GPT *gpt) {
     if (!start_run(run, gpt)) return;
     if (!run->config.skip_train && !train(run, gpt)) return;
+    elastic_leave(run);
     if (!final_evaluation(run, gpt)) return;
     // A signal during the final evaluation only ends the run: the model is already saved.
     if (run->stop.reason == STOP_SIGNAL) run->exit_code = EXIT_STOPPED;

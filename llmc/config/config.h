@@ -157,6 +157,12 @@ typedef struct Config {
     // local steps: nodes train independently and synchronize periodically. local_steps 1: off
     int local_steps, local_steps_delay;
     double outer_lr, outer_momentum, local_steps_mix;
+    // elastic replica groups: the whole job is one group of a run (llmc/groups/member.h)
+    const char *replica_group;  // name; NULL: the job is a run of its own
+    const char *rendezvous, *rendezvous_keys, *rendezvous_listen;
+    bool rendezvous_serve;
+    int min_replica_groups, max_replica_groups;
+    double sync_grace_seconds;
     // FP8 linear layers; see config_layer_in_fp8
     Fp8Format fp8_format;
     Fp8Recipe fp8_recipe;

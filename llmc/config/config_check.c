@@ -161,7 +161,9 @@ static bool check_schedule(const Parsed *p) {
 
 static const char *local_steps_conflict(const Config *c) {
     if (c->local_steps == 1) return NULL;
-    if (c->pipeline_model_parallel_size > 1) {
+    // An elastic replica group is a whole job, so it may span nodes.
+    bool on_node = !c->replica_group;
+    if (on_node && c->pipeline_model_parallel_size > 1) {
         return "--local-steps needs the whole model on every node; drop --pipeline-model-parallel-size";
     }
     if (c->optimizer_cpu_offload) {
@@ -170,10 +172,10 @@ static const char *local_steps_conflict(const Config *c) {
     if (c->optimizer_disk_offload) {
         return "--local-steps needs the master weights on the device; drop --optimizer-disk-offload";
     }
-    if (c->sharding == SHARD_PARAMETERS && c->shard_scope == SHARD_IN_WORLD) {
+    if (on_node && c->sharding == SHARD_PARAMETERS && c->shard_scope == SHARD_IN_WORLD) {
         return "--local-steps needs the whole model on every node; drop --shard-params-over world";
     }
-    if (config_fp8_on(c) && c->fp8_recipe == FP8_DELAYED) {
+    if (on_node && config_fp8_on(c) && c->fp8_recipe == FP8_DELAYED) {
         return "--local-steps cannot be combined with --fp8-recipe delayed, whose scales all nodes share in "
                "every step; use --fp8-recipe tensorwise or blockwise";
     }
@@ -200,6 +202,42 @@ static bool check_local_steps(const Parsed *p) {
         {c->local_steps > 1 && c->local_steps_delay >= c->local_steps,
          "--local-steps-delay must be less than --local-steps; lower --local-steps-delay"},
         {conflict, conflict},
+    };
+    return obeys(p, rules, COUNT_OF(rules));
+}
+
+// Returns true for names that messages and file names may contain.
+static bool plain_group_name(const char *name) {
+    size_t length = strlen(name);
+    return length <= 32 &&
+           strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == length;
+}
+
+static bool check_replica_group(const Parsed *p) {
+    const Config *c = p->config;
+    bool joins = c->replica_group != NULL;
+    bool others = c->rendezvous || c->rendezvous_keys || c->rendezvous_listen || c->rendezvous_serve ||
+                  GIVEN(p, min_replica_groups) || GIVEN(p, max_replica_groups) ||
+                  GIVEN(p, sync_grace_seconds);
+    const Rule rules[] = {
+        {!joins && others,
+         "--rendezvous, --rendezvous-keys, --rendezvous-listen, --rendezvous-serve, --min-replica-groups, "
+         "--max-replica-groups and --sync-grace-seconds need --replica-group NAME; add it"},
+        {joins && !plain_group_name(c->replica_group),
+         "--replica-group must be 1 to 32 letters, digits, '-', '_' or '.'; choose another name"},
+        {joins && c->local_steps == 1,
+         "--replica-group needs --local-steps H with H at least 2, because groups exchange weights only "
+         "every H steps; add it"},
+        {joins && (!c->rendezvous || !c->rendezvous_keys) && !c->plan,
+         "--replica-group needs --rendezvous tcp://host:port and --rendezvous-keys FOLDER; add them"},
+        {c->rendezvous && strncmp(c->rendezvous, "tcp://", 6) != 0,
+         "--rendezvous must be tcp://host:port; correct it"},
+        {c->rendezvous_listen && strncmp(c->rendezvous_listen, "tcp://", 6) != 0,
+         "--rendezvous-listen must be tcp://address:port; correct it"},
+        {joins && c->rampup_batch_size.count > 0,
+         "--replica-group deals samples in whole batches, whose size --rampup-batch-size changes; drop it"},
+        {joins && c->min_replica_groups > c->max_replica_groups,
+         "--min-replica-groups must not exceed --max-replica-groups; raise --max-replica-groups"},
     };
     return obeys(p, rules, COUNT_OF(rules));
 }
@@ -450,7 +488,7 @@ bool config_check(const Config *config, const bool *given, char *notes, size_t n
     if (config_only_checks_data(config)) return check_data_sources(p) && check_tokenizer(p);
     note_idle(p);
     return check_required(p) && config_check_model(p) && config_check_tensor_parallel(p) &&
-           config_check_pipeline(p) && check_local_steps(p) && check_length(p) && check_schedule(p) &&
-           check_data_sources(p) && check_tokenizer(p) && check_quantization(p) && check_fp8(p) &&
-           check_optimizer(p) && check_checkpoints(p) && check_rest(p);
+           config_check_pipeline(p) && check_local_steps(p) && check_replica_group(p) && check_length(p) &&
+           check_schedule(p) && check_data_sources(p) && check_tokenizer(p) && check_quantization(p) &&
+           check_fp8(p) && check_optimizer(p) && check_checkpoints(p) && check_rest(p);
 }

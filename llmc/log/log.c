@@ -202,7 +202,8 @@ static void write_start_json(Log *log, int64_t parameters, int nodes, const char
 static void warn_of_flags(Log *log, int nodes) {
     const Config *c = log->config;
     int ranks = log->world_size;
-    if (!c->quantized_gradients || ranks == 1 || !log->active) return;
+    // Replica groups exchange messages in the format of the hop between nodes.
+    if (!c->quantized_gradients || ranks == 1 || !log->active || c->replica_group) return;
     if (nodes == 1)
         log_line(log,
                  "WARNING: one node: all gradients use %d bits, so --gradient-quantization-bits-inter has no "

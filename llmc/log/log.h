@@ -25,6 +25,9 @@
 //           timing, of rank 0 {free_before_bytes, taken_before_bytes, taken_bytes,
 //           beside_plan_bytes}
 // quantization_error   iteration, gradient_error, exact_gradient_norm, replica_error
+// groups    --replica-group, every --log-interval: iteration; timing {groups, rounds, own_rounds,
+//           sync_seconds and stale_steps (means from offers to their rounds), busy_seconds (of the
+//           main thread), waited_seconds, sent_mb, received_mb, goodput}
 // sample    iteration, text: --sample-prompt
 // spike     iteration, what ("loss" | "gradient norm"), value, limit, skipped: the anomaly guard
 // repair    iteration, bucket, ranks (repaired), from (source rank; null: the master weights):

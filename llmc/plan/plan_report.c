@@ -19,6 +19,7 @@ typedef struct StagePlan {
     int first, end;
     Mesh mesh;
     Zero *zero;
+    Chunks *chunks;  // with --replica-group
     MemoryPlan memory_plan;
     StepTraffic traffic;
 } StagePlan;
@@ -36,6 +37,7 @@ static void stages_free(Stages *stages) {
     for (int i = 0; i < stages->count; i++) {
         memory_plan_free(&stages->stage[i].memory_plan, NULL);
         traffic_free(&stages->stage[i].traffic);
+        chunks_free(stages->stage[i].chunks);
         zero_free(stages->stage[i].zero);
     }
 }
@@ -50,6 +52,8 @@ static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, Error
         s->mesh = mesh_of_rank(mesh, s->first * mesh->pp.stride);
         s->zero = gpt_plan(NULL, c, &s->mesh, &s->memory_plan, err);
         if (!s->zero) return false;
+        if (c->replica_group) s->chunks = plan_chunks(c, &s->mesh, s->zero, &s->memory_plan, err);
+        if (c->replica_group && !s->chunks) return false;
         s->traffic = traffic_make(c, &s->mesh, s->zero);
         size_t bytes = memory_plan_total(&s->memory_plan);
         if (!stages->fullest || bytes > memory_plan_total(&stages->fullest->memory_plan)) stages->fullest = s;
@@ -489,9 +493,10 @@ static void print_data_parallel(const Config *c, const StagePlan *s, FILE *out) 
     if (s->mesh.replica_groups.size > 1) {
         fprintf(out, "  GB out of each node per step, mean of %d steps\n", c->local_steps);
         print_egress("this run", node_egress(&s->mesh, &bytes), out);
-    } else if (plan->dp == 1) {
+    } else if (plan->dp == 1 && !c->replica_group) {
         fprintf(out, "  a single %srank sends nothing and quantizes nothing\n", whose);
     } else if (plan->options.nodes == 1) {
+        if (plan->dp == 1) return;
         fprintf(out, "  no traffic between nodes: the %d %sranks are on one node\n", plan->dp, whose);
         if (c->quantized_gradients) {
             int inside = codec_info(grad->intra_codec).bits;
@@ -548,6 +553,7 @@ bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err) 
         print_fits(config, &stages, out);
         if (config->optimizer_disk_offload) plan_disk_report(config, &s->mesh, s->zero, out);
         print_between(config, s, out);
+        if (s->chunks) plan_groups_report(config, s->chunks, out);
         if (config->plan_network > 0) plan_time_report(config, &s->mesh, out);
     }
     stages_free(&stages);

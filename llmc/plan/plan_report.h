@@ -6,6 +6,7 @@
 
 #include "llmc/config/config.h"
 #include "llmc/ranks/mesh.h"
+#include "llmc/state/chunks.h"
 #include "llmc/state/zero.h"
 LLMC_BEGIN
 
@@ -23,6 +24,10 @@ bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err);
 double plan_newton_schulz(const Config *config, const Zero *zero, double *all);
 // Prints the time that the optimizer state on disk takes (--optimizer-disk-offload).
 void plan_disk_report(const Config *config, const Mesh *mesh, const Zero *zero, FILE *out);
+// --replica-group: lists the chunks of a rank, with their memory (chunks.h), and prints the bytes
+// that a replica group exchanges with others.
+Chunks *plan_chunks(const Config *config, const Mesh *mesh, Zero *zero, MemoryPlan *memory_plan, Error *err);
+void plan_groups_report(const Config *config, const Chunks *chunks, FILE *out);
 // Prints predicted step times over --plan-network, computed for the rank that `mesh` describes: a
 // row for each preset and for the run itself, the recommended preset with its flags and reason, and
 // the run with each sharding strategy.

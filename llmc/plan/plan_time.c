@@ -304,7 +304,7 @@ static bool place(Mesh *mesh, const Config *c, const Mesh *like) {
                     like->pp.size, &err))
         return false;
     if (c->sharding == SHARD_PARAMETERS) mesh_shard_weights(mesh, c->shard_scope == SHARD_IN_WORLD);
-    return c->local_steps == 1 || mesh_make_replica_groups(mesh, &err);
+    return c->local_steps == 1 || c->replica_group || mesh_make_replica_groups(mesh, &err);
 }
 
 static Row plan_row(const Config *c, const Mesh *like) {

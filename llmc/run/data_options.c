@@ -14,6 +14,8 @@ LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
     o.split = c->split;
     o.mock_data = c->mock_data;
     o.samples[SPLIT_TRAIN] = c->skip_train ? 0 : c->total_samples;
+    // Replica groups share one order of the samples.
+    if (c->replica_group) o.samples[SPLIT_TRAIN] *= c->max_replica_groups;
     int64_t evaluations = c->eval_interval > 0 ? c->train_iters / c->eval_interval + 1 : 0;
     o.samples[SPLIT_VALID] = c->full_validation ? ONE_EPOCH
                                                 : evaluations * c->eval_iters * c->global_batch_size;

@@ -19,6 +19,7 @@ static Config config_to_measure(const Config *config) {
     c.plan_world_size = c.gpus_per_node = c.num_layers_per_virtual_pipeline_stage = 0;
     c.tensor_model_parallel_size = c.pipeline_model_parallel_size = c.local_steps = 1;
     c.local_steps_delay = 0;
+    c.replica_group = NULL;
     c.sharding = SHARD_OPTIMIZER;
     c.recompute_granularity = RECOMPUTE_NONE;
     c.mock_data = true;

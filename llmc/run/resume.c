@@ -27,6 +27,7 @@ static RunState current_state(const Run *run) {
     state.outer_applied_at = all_synced ? run->iteration : run->outer_applied_at;
     state.train_split_samples = run->split_samples[SPLIT_TRAIN];
     state.valid_split_samples = run->split_samples[SPLIT_VALID];
+    elastic_save(run, &state);
     return state;
 }
 
@@ -126,6 +127,7 @@ static void restore_counters(Run *run, const RunState *state) {
     run->split_samples[SPLIT_VALID] = state->valid_split_samples;
     run->flops_so_far = state->flops_so_far;
     run->outer_applied_at = state->outer_applied_at;
+    elastic_load(run, state);
 }
 
 static void restore_optimizer_counters(Run *run, const RunState *state) {

@@ -67,10 +67,12 @@ void run_poll_stop(Run *run) {
 }
 
 void run_close(Run *run) {
+    elastic_leave(run);
     zero_stop(run->zero);
     if (run->loader) loader_close(run->loader);
     task_set_free(&run->tasks);
     memory_plan_free(&run->memory_plan, run->device);  // clears pointers in the objects freed below
+    elastic_free(run);
     zero_free(run->zero);
     comm_close(&run->mesh);
     mesh_close(&run->mesh);

@@ -6,6 +6,7 @@
 //   run_report.c        log lines of startup, steps and intervals
 //   resume.c            saving, loading and restoring checkpoints
 //   surviving_groups.c  recovery from a lost node with --local-steps
+//   elastic.c           --replica-group: the whole job is one group of a larger run (elastic.h)
 //   sample.c            --sample-prompt
 //   eval_tasks.c        --eval-tasks
 //   same_run.c          checks that all ranks have the same program, flags and data
@@ -37,6 +38,8 @@ typedef struct Interval {
     double seconds_start;  // start time, moved forward by the time of evaluations and saves
     Traffic traffic;       // counters at the start of the interval
 } Interval;
+
+typedef struct Elastic Elastic;  // elastic.h
 
 typedef struct Run {
     Config config;
@@ -80,6 +83,7 @@ typedef struct Run {
     SaveLock save_lock;        // rank 0: lock on the --save folder
     int64_t outer_applied_at;  // RunState.outer_applied_at of the loaded checkpoint
     Saver saver;
+    Elastic *elastic;    // NULL without --replica-group
     Stop stop;           // why the run stops early
     Memory memory;       // planned and available memory
     int64_t parameters;  // number of parameters of the whole model; set by report_start
@@ -194,6 +198,33 @@ Loaded load_checkpoint(Run *run);
 // Enables node-failure recovery: if a node is lost, the surviving replica groups save a checkpoint
 // before the job ends. No-op unless --local-steps and --save are given. Collective.
 void arm_node_recovery(Run *run);
+
+// --- elastic.c: no-ops unless --replica-group is given -------------------------------------------
+
+// Lists the chunks and reserves memory. Called by plan_run. Error: EXIT_USAGE.
+bool elastic_plan(Run *run);
+// Joins the run: takes over the state of the other groups, or starts the run. Called when weights
+// and data are loaded. Returns false on all ranks on failure.
+bool elastic_join(Run *run);
+// Returns the first sample of the step that starts now.
+int64_t elastic_first_sample(Run *run);
+// Returns the position in the training samples that all groups share, for the log.
+int64_t elastic_position(const Run *run);
+// Applies closed rounds and offers the chunks that are due. Called after each training step.
+void elastic_step(Run *run);
+// Returns true if other groups have reached the end of the run, so that this group ends too.
+bool elastic_ended(const Run *run);
+// Last sync of all chunks, at the end of training. Waits for the other groups, but not forever.
+void elastic_finish(Run *run);
+// Called before the save of a group that stops early: its checkpoint continues where it left.
+void elastic_stopping(Run *run);
+// Leaves the run. Also called after errors.
+void elastic_leave(Run *run);
+// Called after the memory plan has been freed.
+void elastic_free(Run *run);
+// Copies the ledger of samples to or from a checkpoint's state.
+void elastic_save(const Run *run, RunState *state);
+void elastic_load(Run *run, const RunState *state);
 
 // --- sample.c ------------------------------------------------------------------------------------
 

@@ -30,6 +30,12 @@ static void report_program(Run *run) {
                  "using %d nodes x %d data-parallel ranks%s; nodes train independently, with an outer sync "
                  "of each bucket every %d steps",
                  mesh->replica_groups.size, mesh->dp.size, by_flag, run->config.local_steps);
+    } else if (run->config.replica_group) {
+        log_line(run->log,
+                 "replica group %s: %d nodes x %d data-parallel ranks%s train independently of other groups, "
+                 "with an outer sync of each chunk every %d steps",
+                 run->config.replica_group, mesh->rail.size, mesh->node.size, by_flag,
+                 run->config.local_steps);
     } else if (mesh->dp.size == mesh->world.size) {
         log_line(run->log, "using %d nodes x %d data-parallel ranks%s", mesh->rail.size, mesh->node.size,
                  by_flag);
@@ -163,7 +169,7 @@ void report_start(Run *run) {
     report_fp8(run);
     report_activations(run);
     const char *idle = "WARNING: a single data-parallel rank sends nothing, so";
-    bool one = mesh_data_ranks(&run->mesh) == 1;
+    bool one = mesh_data_ranks(&run->mesh) == 1 && !c->replica_group;
     if (one && (c->quantized_weights || c->quantized_gradients))
         log_line(run->log, "%s the quantization flags have no effect", idle);
     if (one && c->verify_wire) log_line(run->log, "%s --verify-wire has no effect", idle);
@@ -320,7 +326,7 @@ void interval_end(Run *run) {
     r.skipped = run->interval.skipped;
     r.nan = run->interval.nan;
     mean_of_replica_groups(run, &r);
-    r.epoch = loader_epoch(run->loader, run->consumed_train);
+    r.epoch = loader_epoch(run->loader, elastic_position(run));
     fill_rates(run, &r, seconds);
     fill_communication(run, &r);
     log_iteration(run->log, &r);

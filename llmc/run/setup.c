@@ -32,7 +32,7 @@ bool run_place(Run *run) {
     free(made_up);
     if (ok && c->sharding == SHARD_PARAMETERS)
         mesh_shard_weights(&run->mesh, c->shard_scope == SHARD_IN_WORLD);
-    if (ok && c->local_steps > 1) ok = mesh_make_replica_groups(&run->mesh, &run->error);
+    if (ok && c->local_steps > 1 && !c->replica_group) ok = mesh_make_replica_groups(&run->mesh, &run->error);
     if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error))
         return false;
     run->own = devices_in_order(run->launch.host);
@@ -199,7 +199,7 @@ bool plan_run(Run *run, GPT *gpt) {
     run->zero = gpt_plan(gpt, c, &run->mesh, &run->memory_plan, &run->error);
     run->whole = gpt->whole;
     run->whole_count = gpt->whole_tensors;
-    return run->zero != NULL;
+    return run->zero && elastic_plan(run);
 }
 
 void gpt_connect(GPT *gpt, Run *run) {
@@ -232,7 +232,7 @@ bool start_run(Run *run, GPT *gpt) {
     timer_stop(run->timers, TIMER_SETUP, NULL);
     if (!run_setup_data(run)) return false;
     timer_start(run->timers, TIMER_SETUP, NULL);
-    if (!run_prepare_saves(run)) return false;
+    if (!run_prepare_saves(run) || !elastic_join(run)) return false;
     timer_stop(run->timers, TIMER_SETUP, NULL);
     log_phase_timers(run->log, run->timers, TIMER_SETUP, 2, run_peers(run, run->launch.world));
     return true;

@@ -1,0 +1,258 @@
+// Offers and closed rounds of elastic replica groups: see elastic.h.
+#include "llmc/run/elastic.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert(sizeof(OfferHeader) <= CHUNK_HEADER_BYTES && sizeof(StateHeader) <= CHUNK_HEADER_BYTES,
+               "headers fit");
+
+static Peers world_of(Run *run) { return run_peers(run, run->launch.world); }
+
+// --- offers --------------------------------------------------------------------------------------
+
+void elastic_offer(Run *run, int chunk) {
+    Elastic *e = run->elastic;
+    ChunkSync *s = &e->sync[chunk];
+    bool first = run->launch.rank == 0;
+    s->key = (uint32_t)run->iteration;
+    OfferHeader header = {.key = s->key, .last = e->last, .scheduled = run->scheduled};
+    uint8_t *message = first ? s->sent + CHUNK_HEADER_BYTES : NULL;
+    chunks_encode(e->chunks, chunk, s->key, e->source, message, world_of(run));
+    s->offered = s->tokens;
+    s->offered_at = run->iteration;
+    s->offered_time = monotonic_seconds();
+    s->open = s->queued = true;
+    s->again = false;
+    if (first) memcpy(s->sent, &header, sizeof header);
+}
+
+void elastic_send_offers(Run *run) {
+    Elastic *e = run->elastic;
+    bool waited = false;
+    for (int i = 0; run->launch.rank == 0 && i < chunks_count(e->chunks); i++) {
+        ChunkSync *s = &e->sync[i];
+        if (!s->queued) continue;
+        if (!waited) chunks_encoded(e->chunks);
+        waited = true;
+        s->queued = false;
+        member_offer(e->member, i, s->offered, s->sent);
+    }
+}
+
+void elastic_report_hashes(Run *run) {
+    Elastic *e = run->elastic;
+    bool any = false;
+    for (int i = 0; i < chunks_count(e->chunks); i++) any = any || e->sync[i].hashed < e->sync[i].round;
+    if (!any) return;
+    const uint64_t *hashes = chunks_hashes(e->chunks, world_of(run));
+    for (int i = 0; i < chunks_count(e->chunks); i++) {
+        ChunkSync *s = &e->sync[i];
+        if (e->member && s->hashed < s->round) member_hash(e->member, i, s->round, hashes[i]);
+        s->hashed = s->round;
+    }
+}
+
+// --- events --------------------------------------------------------------------------------------
+
+// What rank 0 has found. All ranks handle it.
+typedef enum EventKind { NOTHING_LEFT, ROUND_CLOSED, ROUNDS_MISSED, STATE_WANTED } EventKind;
+typedef struct GroupEvent {
+    EventKind kind;
+    int chunk;
+    int contributions;
+    bool own, over;  // over: the time limit of elastic_events has passed
+    int64_t round;
+} GroupEvent;
+
+// Rank 0: finds the next event. *chunk: the chunk at which to start, advanced.
+static GroupEvent next_event(Run *run, int *chunk, ClosedRound *closed) {
+    Elastic *e = run->elastic;
+    for (; *chunk < chunks_count(e->chunks); (*chunk)++) {
+        const ChunkSync *s = &e->sync[*chunk];
+        // --local-steps-delay: a round does not change the master weights earlier.
+        bool early = s->open && !e->last && run->iteration < s->offered_at + run->config.local_steps_delay;
+        if (early || !member_take(e->member, *chunk, false, closed)) continue;
+        return (GroupEvent){.kind = closed->missed ? ROUNDS_MISSED : ROUND_CLOSED,
+                            .chunk = *chunk,
+                            .contributions = closed->contributions,
+                            .own = closed->own,
+                            .round = closed->round};
+    }
+    int wanted = member_wanted(e->member);
+    return wanted < 0 ? (GroupEvent){.kind = NOTHING_LEFT}
+                      : (GroupEvent){.kind = STATE_WANTED, .chunk = wanted};
+}
+
+// The contributions of a round, on all ranks.
+typedef struct Contributions {
+    int count, own;    // own: index of this group's, -1: none
+    int64_t *tokens;   // (count)
+    uint8_t *payload;  // (count) payload_bytes
+} Contributions;
+
+static Contributions broadcast_contributions(Run *run, const GroupEvent *event, const ClosedRound *closed) {
+    Elastic *e = run->elastic;
+    Contributions c = {.count = event->contributions, .own = -1};
+    size_t bytes = (size_t)e->payload_bytes[event->chunk], count = (size_t)c.count;
+    c.tokens = xcalloc(count, sizeof(int64_t), "contributions of replica groups");
+    c.payload = xmalloc(count * bytes, "contributions of replica groups");
+    for (int i = 0; run->launch.rank == 0 && i < c.count; i++) {
+        c.tokens[i] = closed->contribution[i].tokens;
+        memcpy(c.payload + (size_t)i * bytes, closed->contribution[i].payload, bytes);
+        if (strcmp(closed->contribution[i].name, run->config.replica_group) == 0) c.own = i;
+    }
+    peers_broadcast(world_of(run), &c.own, sizeof c.own, 0);
+    peers_broadcast(world_of(run), c.tokens, count * sizeof(int64_t), 0);
+    peers_broadcast(world_of(run), c.payload, count * bytes, 0);
+    return c;
+}
+
+// Returns the contributions with their weights, for chunks_merge. *last: all of them are the last
+// of their groups.
+static ChunkPart *parts_of(Run *run, int chunk, const Contributions *c, bool *last) {
+    Elastic *e = run->elastic;
+    ChunkPart *parts = xcalloc((size_t)c->count, sizeof(ChunkPart), "contributions of replica groups");
+    int64_t sum = 0;
+    *last = true;
+    for (int i = 0; i < c->count; i++) sum += c->tokens[i] > 0 ? c->tokens[i] : 0;
+    for (int i = 0; i < c->count; i++) {
+        OfferHeader header;
+        const uint8_t *payload = c->payload + i * e->payload_bytes[chunk];
+        memcpy(&header, payload, sizeof header);
+        double tokens = c->tokens[i] > 0 ? (double)c->tokens[i] : 0.0;
+        double weight = sum > 0 ? tokens / (double)sum : 1.0 / c->count;
+        parts[i] = (ChunkPart){header.key, (float)weight, i == c->own, payload + CHUNK_HEADER_BYTES};
+        *last = *last && header.last;
+        e->ending = e->ending || header.last;
+        // The learning-rate schedule follows the fastest group.
+        if (header.scheduled > run->scheduled && header.scheduled <= run->config.total_samples)
+            run->scheduled = header.scheduled;
+    }
+    return parts;
+}
+
+// Returns the parameters of a round's outer step, which are equal in all groups. last: at the end
+// of the run, the outer weights become the mean of the groups' master weights.
+//
+// While a round is delayed by a late group, pseudo-gradients grow beyond H steps. Momentum would
+// carry the weights far past what the groups have trained, so they enter it as if they had H steps.
+static OuterRates rates_of_round(const Config *config, const Contributions *c, bool last) {
+    OuterRates rates = {(float)config->outer_lr, (float)config->outer_momentum, 1.0f};
+    double expected = (double)config->local_steps * config->global_batch_size * config->seq_length;
+    double sum = 0, squares = 0;
+    for (int i = 0; i < c->count; i++) {
+        sum += (double)c->tokens[i];
+        squares += (double)c->tokens[i] * (double)c->tokens[i];
+    }
+    double mean = sum > 0 ? squares / sum : 0;  // weighted like the pseudo-gradients
+    if (mean > expected) rates.damping = (float)(expected / mean);
+    return last ? (OuterRates){1.0f, 0.0f, 1.0f} : rates;
+}
+
+// Called when an offer of this group has counted.
+static void count_offer(Run *run, int chunk, int64_t tokens) {
+    Elastic *e = run->elastic;
+    ChunkSync *s = &e->sync[chunk];
+    int chunks = chunks_count(e->chunks);
+    double all = (double)(chunks_before(e->chunks, chunks - 1) + chunks_elements(e->chunks, chunks - 1));
+    s->tokens -= tokens;
+    e->counted += (double)tokens * (double)chunks_elements(e->chunks, chunk) / all;
+    e->figures.own_rounds++;
+    e->figures.sync_seconds += monotonic_seconds() - s->offered_time;
+    e->figures.stale_steps += (double)(run->iteration - s->offered_at);
+}
+
+static void merge_round(Run *run, const GroupEvent *event, const ClosedRound *closed) {
+    Elastic *e = run->elastic;
+    const Config *config = &run->config;
+    ChunkSync *s = &e->sync[event->chunk];
+    bool last;
+    Contributions c = broadcast_contributions(run, event, closed);
+    ChunkPart *parts = parts_of(run, event->chunk, &c, &last);
+    if (s->hashed < s->round) elastic_report_hashes(run);
+    chunks_merge(e->chunks, event->chunk, parts, c.count, rates_of_round(config, &c, last));
+    s->round = event->round;
+    e->figures.rounds++;
+    if (c.own >= 0) {
+        // If an earlier offer has counted, the latest, which contains its progress, is withdrawn.
+        s->again = c.tokens[c.own] < s->offered;
+        s->open = false;
+        count_offer(run, event->chunk, c.tokens[c.own]);
+    }
+    if (e->last) {
+        s->last = last && c.own >= 0;
+        s->again = !s->last && c.own >= 0;
+    }
+    free(parts);
+    free(c.payload);
+    free(c.tokens);
+}
+
+// --- state ---------------------------------------------------------------------------------------
+
+int64_t elastic_fetch(Run *run, int chunk) {
+    Elastic *e = run->elastic;
+    int64_t round = 0;
+    if (run->launch.rank == 0) round = member_fetch(e->member, chunk, e->state);
+    peers_broadcast(world_of(run), &round, sizeof round, 0);
+    if (round >= 0) peers_broadcast(world_of(run), e->state, (size_t)e->state_bytes[chunk], 0);
+    return round;
+}
+
+// Takes over the state of a chunk after missed rounds. The group keeps its own progress.
+static void catch_up(Run *run, const GroupEvent *event) {
+    Elastic *e = run->elastic;
+    int chunk = event->chunk;
+    ChunkSync *s = &e->sync[chunk];
+    size_t bytes = (size_t)e->payload_bytes[chunk];
+    ChunkPart counted = {.key = s->key, .weight = 1.0f, .own = true};
+    uint8_t *payload = NULL;
+    int64_t round = elastic_fetch(run, chunk);
+    s->again = true;
+    if (round < 0) return;  // stopped, or the own state is the newest one left
+    if (event->own) {
+        payload = xmalloc(bytes, "a contribution");
+        if (run->launch.rank == 0) memcpy(payload, s->sent, bytes);
+        peers_broadcast(world_of(run), payload, bytes, 0);
+        counted.message = payload + CHUNK_HEADER_BYTES;
+    }
+    const float *state = (const float *)(const void *)(e->state + CHUNK_HEADER_BYTES);
+    chunks_set_state(e->chunks, chunk, state, false, payload ? &counted : NULL);
+    s->round = s->hashed = round;
+    if (event->own) {
+        count_offer(run, chunk, s->offered);
+        s->open = false;
+    }
+    free(payload);
+}
+
+static void serve_state(Run *run, int chunk) {
+    Elastic *e = run->elastic;
+    bool first = run->launch.rank == 0;
+    StateHeader header = {run->iteration, run->scheduled, run->consumed_train};
+    memcpy(e->state, &header, sizeof header);
+    float *state = (float *)(void *)(e->state + CHUNK_HEADER_BYTES);
+    chunks_get_state(e->chunks, chunk, first ? state : NULL, world_of(run));
+    if (first) member_serve(e->member, chunk, e->sync[chunk].round, e->state);
+}
+
+bool elastic_events(Run *run, double until) {
+    int chunk = 0;
+    for (;;) {
+        GroupEvent event = {0};
+        ClosedRound closed = {0};
+        if (run->launch.rank == 0) {
+            event = next_event(run, &chunk, &closed);
+            event.over = until > 0 && monotonic_seconds() > until;
+        }
+        peers_broadcast(world_of(run), &event, sizeof event, 0);
+        switch (event.kind) {
+            case ROUND_CLOSED: merge_round(run, &event, &closed); break;
+            case ROUNDS_MISSED: catch_up(run, &event); break;
+            case STATE_WANTED: serve_state(run, event.chunk); break;
+            case NOTHING_LEFT: return event.over;
+        }
+    }
+}

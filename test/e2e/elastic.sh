@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# --replica-group over the network: two groups of different layout, one of which is killed,
+# restarted by run_until_done.sh, and frozen. The rendezvous restarts, and groups that do not belong
+# to the run are refused. elastic_layouts.sh tests the layouts. shellcheck source-path=SCRIPTDIR
+# source=../lib.sh disable=SC2015,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 11
+data=$work/text_text_document
+keys=$work/keys
+port=$((20000 + $$ % 20000))
+url=tcp://127.0.0.1:$port
+grace=3
+run=(--train-iters 100000 --local-steps 5 --log-interval 5 --save-interval 1000000 --max-replica-groups 2
+    --sync-grace-seconds "$grace" --rendezvous "$url" --rendezvous-keys "$keys" --quantized-gradients
+    --gradient-quantization-method eden --gq-group-size-inter 256)
+two=(--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 4)
+"$BUILD/rendezvous" keygen "$keys" one two three >/dev/null || exit 1
+
+around=() # command that runs the launcher
+# group NAME NP FLAGS...: starts a group in the background and sets $pid. Output goes to
+# $work/NAME.out and .err.
+group() {
+    local name=$1 np=$2
+    shift 2
+    : >"$work/$name.out"
+    timeout -k 5 "$LIMIT" ${around[@]+"${around[@]}"} "${launcher[@]}" -np "$np" "$trainer" "${model[@]}" \
+        "${batch[@]}" --data-path "$data" "${run[@]}" --replica-group "$name" "$@" >"$work/$name.out" \
+        2>"$work/$name.err" </dev/null &
+    pid=$!
+}
+rendezvous() {
+    "$BUILD/rendezvous" serve --listen "tcp://127.0.0.1:$port" --keys "$keys" >>"$work/rendezvous.out" 2>&1 &
+    server=$!
+}
+# of NAME: the ranks of a group.
+of() {
+    rank_pids | while read -r id; do
+        tr '\0' ' ' <"/proc/$id/cmdline" | grep -q -- "--replica-group $1 " && echo "$id"
+    done
+}
+lines() { grep -c "^replica groups: .* [1-9][0-9]* with this" "$work/$1.out"; }
+# more_syncs NAME COUNT: waits until the log of a group has COUNT more lines with syncs of its own.
+more_syncs() {
+    local at
+    at=$(($(lines "$1") + $2))
+    wait_until eval "[ \$(lines $1) -ge $at ]" || { why="group $1: $(tail -n 1 "$work/$1.err")"; return 1; }
+}
+iteration() { sed -n 's/^ iteration *\([0-9]*\)\/.*/\1/p' "$work/$1.out" | tail -n 1; }
+last_loss() { sed -n 's/^ iteration .* lm loss: \([0-9.E+-]*\) .*/\1/p' "$work/$1.out" | tail -n 1; }
+agree() { ! cat "$work"/*.out | grep -E 'hash(es)? .*differ' || { why="the groups differ"; return 1; }; }
+
+starts() {
+    rendezvous
+    group one 1
+    first=$pid
+    more_syncs one 1 || return 1
+    around=(scripts/run_until_done.sh --pause 0 --)
+    group two 2 "${two[@]}" --save "$work/b" --load "$work/b" --save-interval 10
+    around=()
+    second=$pid
+    more_syncs two 2 && more_syncs one 2 && agree && grep -q "^joined at iteration" "$work/two.out"
+}
+check "two groups of different layout sync" starts
+
+# Ends all ranks of group two at once. The other group waits for them for at most a grace period.
+killed() {
+    local began
+    # shellcheck disable=SC2046 # one word per rank
+    kill -KILL $(of two)
+    began=$SECONDS
+    more_syncs one 2 && [ $((SECONDS - began)) -le $((2 * grace + 5)) ] || { why="too slow"; return 1; }
+}
+check "a group that is killed does not stop the other" killed
+
+rejoins() {
+    wait_until grep -q "loading checkpoint" "$work/two.out" && more_syncs two 2 && more_syncs one 1 &&
+        agree && [ "$(grep -c '^joined at iteration' "$work/two.out")" -ge 2 ]
+}
+check "run_until_done.sh restarts it, and it rejoins" rejoins
+
+frozen() {
+    local ids
+    mapfile -t ids < <(of two)
+    kill -STOP "${ids[@]}"
+    more_syncs one 2 || { kill -CONT "${ids[@]}"; return 1; }
+    kill -CONT "${ids[@]}"
+    more_syncs two 2 && more_syncs one 1 && agree
+}
+check "a frozen group comes back" frozen
+
+restarted() {
+    local before
+    kill -KILL "$server"
+    wait "$server" 2>/dev/null
+    before=$(iteration one)
+    wait_until eval "[ \$(iteration one) -gt $((before + 10)) ]" || { why="group one stopped"; return 1; }
+    rendezvous
+    more_syncs one 2 && more_syncs two 2 && agree
+}
+check "the rendezvous restarts, and training continues meanwhile" restarted
+
+refused() { # PATTERN GROUP FLAGS...
+    local pattern=$1
+    shift
+    group "$@"
+    ! wait "$pid" && grep -q "^error: .*$pattern" "$work/$1.err" ||
+        { why=$(cat "$work/$1.err"); return 1; }
+}
+check "a group with another learning rate is refused" refused "other\|different\|lr" three 1 --lr 1e-3
+check "a group without keys is refused" refused "four" four 1
+
+# A signal makes a group save and leave. The other one continues, and learns.
+leaves() {
+    local loss
+    kill -TERM "$(pgrep -P "$second" -f run_until_done | head -n 1)"
+    wait "$second"
+    grep -q "exiting program after receiving SIG" "$work/two.out" || { why="two did not save"; return 1; }
+    more_syncs one 1 || return 1
+    loss=$(last_loss one)
+    awk -v loss="$loss" 'BEGIN { exit !(loss > 0 && loss < 3) }' || { why="loss $loss"; return 1; }
+    kill -TERM "$(of one)"
+    wait "$first"
+    [ $? -eq 75 ] && agree
+}
+check "groups leave on a signal" leaves
+kill "$server"
+finish
