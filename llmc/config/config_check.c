@@ -209,7 +209,7 @@ static bool check_local_steps(const Parsed *p) {
 // Returns true for names that messages and file names may contain.
 static bool plain_group_name(const char *name) {
     size_t length = strlen(name);
-    return length <= 32 &&
+    return length <= 32 && *name != '.' && *name != '-' &&
            strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == length;
 }
 
@@ -224,10 +224,11 @@ static bool check_replica_group(const Parsed *p) {
          "--rendezvous, --rendezvous-keys, --rendezvous-listen, --rendezvous-serve, --min-replica-groups, "
          "--max-replica-groups and --sync-grace-seconds need --replica-group NAME; add it"},
         {joins && !plain_group_name(c->replica_group),
-         "--replica-group must be 1 to 32 letters, digits, '-', '_' or '.'; choose another name"},
+         "--replica-group must be 1 to 32 letters, digits, '-', '_' or '.', not beginning with '-' or '.'; "
+         "choose another name"},
         {joins && c->local_steps == 1,
-         "--replica-group needs --local-steps H with H at least 2, because groups exchange weights only "
-         "every H steps; add it"},
+         "--replica-group needs --local-steps 2 or more, because groups exchange pseudo-gradients every so "
+         "many steps; add --local-steps"},
         {joins && (!c->rendezvous || !c->rendezvous_keys) && !c->plan,
          "--replica-group needs --rendezvous tcp://host:port and --rendezvous-keys FOLDER; add them"},
         {c->rendezvous && strncmp(c->rendezvous, "tcp://", 6) != 0,
@@ -235,7 +236,8 @@ static bool check_replica_group(const Parsed *p) {
         {c->rendezvous_listen && strncmp(c->rendezvous_listen, "tcp://", 6) != 0,
          "--rendezvous-listen must be tcp://address:port; correct it"},
         {joins && c->rampup_batch_size.count > 0,
-         "--replica-group deals samples in whole batches, whose size --rampup-batch-size changes; drop it"},
+         "--replica-group assigns samples in whole batches; drop --rampup-batch-size, which changes their "
+         "size"},
         {joins && c->min_replica_groups > c->max_replica_groups,
          "--min-replica-groups must not exceed --max-replica-groups; raise --max-replica-groups"},
     };

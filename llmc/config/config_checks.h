@@ -20,7 +20,7 @@ typedef struct Parsed {
 // Returns the row of the option table that stores the field at this offset of Config.
 int config_row_of(size_t offset);
 
-// Check the sizes, positions and windows of the model.
+// Checks the sizes, positions and windows of the model.
 bool config_check_model(const Parsed *p);
 // Checks that T divides what tensor parallelism splits: heads, MLP width, and the tokens of a
 // micro-batch, which are summed in T blocks. config_finish pads the vocabulary.

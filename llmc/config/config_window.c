@@ -56,8 +56,8 @@ bool config_check_window(const Config *c, Error *err) {
     if (c->window_size && window_of(c->window_size) < 0)
         return usage_error(
             err,
-            "--window-size '%.80s' is not L,0 with L >= 0 keys before the query, or -1,0 for all; "
-            "attention is causal",
+            "--window-size '%.80s' is invalid; use L,0 with L >= 0 earlier keys, or -1,0 for all (the "
+            "second number is 0, because attention is causal)",
             c->window_size);
     if (!skip || !c->window_size) return true;
     const char *rest = skip;

@@ -2,9 +2,9 @@
 // reads and writes the other ranks' memory. NCCL and copy engines need several launches for the
 // same result, which costs more than the transfer for messages of a few megabytes.
 //
-// The kernels wait for the same kernels of the other ranks. Each launch occupies up to PEER_BLOCKS
-// SMs (peer_layout.h), at most a quarter of the GPU, until the last rank has arrived; the other SMs
-// stay free for matrix products. comm.cu calls these functions for comm_open_direct.
+// Each kernel spins until the matching kernels of the other ranks have started. Until then, and
+// while it sums, it occupies up to PEER_BLOCKS SMs (peer_layout.h), at most a quarter of the GPU; the
+// other SMs stay free for matrix products. comm.cu calls these functions for comm_open_direct.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/cuda/internal.h"

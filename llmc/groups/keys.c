@@ -38,9 +38,11 @@ static bool write_key(const char *folder, const char *name, const char *kind, co
 bool keys_generate(const char *folder, const char *name, Error *err) {
     char public_key[KEY_TEXT], secret_key[KEY_TEXT];
     if (!name_valid(name)) {
-        return usage_error(err,
-                           "'%.64s' is not a name of a group; use 1 to 32 letters, digits, '-', '_' or '.'",
-                           name);
+        return usage_error(
+            err,
+            "'%.64s' is not a name of a group; use 1 to 32 letters, digits, '-', '_' or '.', not "
+            "beginning with '-' or '.'",
+            name);
     }
     if (mkdir(folder, 0700) != 0 && errno != EEXIST)
         return system_error(err, "cannot create %s: %s; choose another folder", folder, strerror(errno));
@@ -86,9 +88,11 @@ bool keys_load(const char *folder, const char *name, Keys *keys, Error *err) {
     char path[4096];
     *keys = (Keys){.name = ""};
     if (!name_valid(name)) {
-        return usage_error(err,
-                           "'%.64s' is not a name of a group; use 1 to 32 letters, digits, '-', '_' or '.'",
-                           name);
+        return usage_error(
+            err,
+            "'%.64s' is not a name of a group; use 1 to 32 letters, digits, '-', '_' or '.', not "
+            "beginning with '-' or '.'",
+            name);
     }
     message_name(keys->name, name);
     key_path(path, sizeof path, folder, name, "secret");

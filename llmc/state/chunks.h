@@ -51,9 +51,10 @@ uint64_t chunks_layout_hash(const Chunks *chunks);
 
 // Encodes outer weights minus master weights. key, source: select the rounding bits. message:
 // (chunks_message_bytes) of host_alloc on rank 0, else ignored. It is complete after
-// chunks_encoded, which blocks the host.
-void chunks_encoded(Chunks *chunks);
+// chunks_encoded.
 void chunks_encode(Chunks *chunks, int chunk, uint32_t key, uint32_t source, uint8_t *message, Peers world);
+// Blocks the host until the message of the latest chunks_encode is complete.
+void chunks_encoded(Chunks *chunks);
 
 // A contribution to a round.
 typedef struct ChunkPart {
