@@ -138,7 +138,7 @@ static double number_or(const cJSON *object, const char *name, double otherwise)
 
 static bool take_number(const Reading *r, const char *key, const char *argument, double value) {
     char text[TEXT_BYTES];
-    if (value == (double)(int64_t)value) snprintf(text, sizeof text, "%" PRId64, (int64_t)value);
+    if (fabs(value) < 1e15 && value == (double)(int64_t)value) snprintf(text, sizeof text, "%" PRId64, (int64_t)value);
     else format_real(value, text, sizeof text);
     return take(r, key, argument, text);
 }
@@ -453,6 +453,8 @@ static void put_window(Writing *w, const HfFamily *family, const Config *c) {
     text_add(&types, "\n  ]");
     bool switched = family->window == HF_WINDOW_SWITCHED;
     if (switched) put(w, "use_sliding_window", keys ? "true" : "false", false);
+    // Without this key, transformers assumes a window of 4096 for Mistral.
+    if (!keys && family->window == HF_WINDOW_ALWAYS) put(w, "sliding_window", "null", false);
     if (keys && family->window) put_number(w, "sliding_window", keys);
     if (keys && switched) put_number(w, "max_window_layers", first);
     if (keys && switched) put(w, "layer_types", types.data, false);

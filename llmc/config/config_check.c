@@ -213,6 +213,12 @@ static bool plain_group_name(const char *name) {
            strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == length;
 }
 
+static bool is_tcp_address(const char *url) {
+    const char *port = strrchr(url, ':');
+    size_t digits = strspn(port ? port + 1 : "", "0123456789");
+    return strncmp(url, "tcp://", 6) == 0 && port > url + 6 && digits > 0 && port[1 + digits] == '\0';
+}
+
 static bool check_replica_group(const Parsed *p) {
     const Config *c = p->config;
     bool joins = c->replica_group != NULL;
@@ -231,9 +237,10 @@ static bool check_replica_group(const Parsed *p) {
          "many steps; add --local-steps"},
         {joins && (!c->rendezvous || !c->rendezvous_keys) && !c->plan,
          "--replica-group needs --rendezvous tcp://host:port and --rendezvous-keys FOLDER; add them"},
-        {c->rendezvous && strncmp(c->rendezvous, "tcp://", 6) != 0,
-         "--rendezvous must be tcp://host:port; correct it"},
-        {c->rendezvous_listen && strncmp(c->rendezvous_listen, "tcp://", 6) != 0,
+        {joins && strcmp(c->replica_group, "server") == 0,
+         "--replica-group server is the name of the rendezvous; choose another name"},
+        {c->rendezvous && !is_tcp_address(c->rendezvous), "--rendezvous must be tcp://host:port; correct it"},
+        {c->rendezvous_listen && !is_tcp_address(c->rendezvous_listen),
          "--rendezvous-listen must be tcp://address:port; correct it"},
         {joins && c->rampup_batch_size.count > 0,
          "--replica-group assigns samples in whole batches; drop --rampup-batch-size, which changes their "
@@ -353,6 +360,8 @@ static bool check_activations(const Parsed *p) {
     if (!stages && !tensors)
         note_unused(p, "aq-group-size", "--quantized-activations or --quantized-tensor-parallel");
     if (!obeys(p, rules, COUNT_OF(rules))) return false;
+    if (tensors && c->tp_comm_backend == TP_COMM_PEER)
+        NOTE("--tp-comm-backend peer affects only evaluation with --quantized-tensor-parallel");
     if ((!stages && !tensors) || c->hidden_size % c->aq_group_size == 0) return true;
     return REFUSE("--aq-group-size %d does not divide --hidden-size %d; use a multiple of 32 that does",
                   c->aq_group_size, c->hidden_size);

@@ -40,7 +40,7 @@ static long entry_of(const char *list, int layer, const char **rest) {
     return value;
 }
 
-static bool is_list(const char *text) { return strpbrk(text, ",[(") != NULL; }
+static bool is_list(const char *text) { return strpbrk(text, ",[]()") != NULL; }
 
 int config_window(const Config *c, int layer) {
     const char *skip = c->window_attn_skip_freq, *rest;

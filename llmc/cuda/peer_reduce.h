@@ -3,8 +3,8 @@
 // same result, which costs more than the transfer for messages of a few megabytes.
 //
 // Each kernel spins until the matching kernels of the other ranks have started. Until then, and
-// while it sums, it occupies up to PEER_BLOCKS SMs (peer_layout.h), at most a quarter of the GPU; the
-// other SMs stay free for matrix products. comm.cu calls these functions for comm_open_direct.
+// while it sums, it occupies up to PEER_BLOCKS SMs (peer_layout.h), at most a quarter of the GPU.
+// The other SMs stay free for matrix products. comm.cu calls these functions for comm_open_direct.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/cuda/internal.h"

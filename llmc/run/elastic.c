@@ -75,6 +75,12 @@ static void ask_for_samples(Run *run) {
     if (l->spare >= 0 && l->spare + l->block > l->dealt) l->dealt = l->spare + l->block;
 }
 
+static void log_news(Run *run) {
+    Elastic *e = run->elastic;
+    const char *news;
+    while (e->member && (news = member_news(e->member, &e->stats))) log_line(run->log, "%s", news);
+}
+
 // Waits until the next step has samples or the run stops. The rendezvous deals them long before
 // they are needed, so this takes time only when the group joins or the rendezvous is away.
 static void wait_for_samples(Run *run) {
@@ -84,7 +90,11 @@ static void wait_for_samples(Run *run) {
     ask_for_samples(run);
     while (!has_samples(&e->ledger, run->config.global_batch_size) && !run->stop.reason) {
         pause_ms(5);
-        elastic_events(run, 0);  // other groups may need state meanwhile
+        // Other groups may need state meanwhile. An offer must be sent before the round of an earlier
+        // one is merged, whose progress it contains.
+        elastic_send_offers(run);
+        elastic_events(run, 0);
+        log_news(run);
         ask_for_samples(run);
         run_poll_stop(run);
         if (said || monotonic_seconds() - began < 10) continue;
@@ -141,6 +151,27 @@ void elastic_load(Run *run, const RunState *state) {
 
 // --- joining -------------------------------------------------------------------------------------
 
+// Returns a hash of the exact learning rates and their schedule, of which the line below shows only
+// some digits.
+static uint64_t hash_of_schedule(const Config *c) {
+    const double values[] = {c->lr,
+                             c->min_lr,
+                             c->outer_lr,
+                             c->outer_momentum,
+                             c->lr_warmup_init,
+                             c->warmup_samples_wn,
+                             (double)c->decay_samples_dn,
+                             (double)c->wsd_samples,
+                             (double)c->lr_decay_style};
+    uint64_t hash = 0;
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        uint64_t bits;
+        memcpy(&bits, &values[i], sizeof bits);
+        hash = replica_mix(replica_mix(hash, (uint32_t)bits), (uint32_t)(bits >> 32));
+    }
+    return hash;
+}
+
 // Returns one line that is equal in all groups of a run (for free()).
 static char *identity_of(const Run *run) {
     const Config *c = &run->config;
@@ -152,11 +183,12 @@ static char *identity_of(const Run *run) {
         "sdp4bit.c %s, layers %d, hidden size %d, padded vocabulary %d, sequence %d, "
         "parameters and codec %016llx, data %016llx, samples %lld, seed %lld, "
         "global batch %d, iterations %lld, lr %g to %g, local steps %d, "
-        "outer lr %g, outer momentum %g",
+        "outer lr %g, outer momentum %g, rates and schedule %016llx",
         version_number(), c->num_layers, c->hidden_size, c->vocab_size_padded, c->seq_length,
         (unsigned long long)chunks_layout_hash(run->elastic->chunks), (unsigned long long)data,
         (long long)loader_samples(run->loader, SPLIT_TRAIN), (long long)c->seed, c->global_batch_size,
-        (long long)c->train_iters, c->lr, c->min_lr, c->local_steps, c->outer_lr, c->outer_momentum);
+        (long long)c->train_iters, c->lr, c->min_lr, c->local_steps, c->outer_lr, c->outer_momentum,
+        (unsigned long long)hash_of_schedule(c));
 }
 
 // Called from the server's thread, so it does not use the Log.
@@ -247,17 +279,13 @@ bool elastic_join(Run *run) {
     }
     l->left = false;
     wait_for_samples(run);
+    if (!has_samples(l, run->config.global_batch_size))
+        return run_agreed(run, error_set(&run->error, EXIT_STOPPED, "stopped before the first step"));
     e->joined = true;
     return true;
 }
 
 // --- the log -------------------------------------------------------------------------------------
-
-static void log_news(Run *run) {
-    Elastic *e = run->elastic;
-    const char *news;
-    while (e->member && (news = member_news(e->member, &e->stats))) log_line(run->log, "%s", news);
-}
 
 static double mean_of(double sum, int64_t count) { return count > 0 ? sum / (double)count : 0.0; }
 

@@ -101,7 +101,8 @@ static Contributions broadcast_contributions(Run *run, const GroupEvent *event, 
     for (int i = 0; run->launch.rank == 0 && i < c.count; i++) {
         c.tokens[i] = closed->contribution[i].tokens;
         memcpy(c.payload + (size_t)i * bytes, closed->contribution[i].payload, bytes);
-        if (strcmp(closed->contribution[i].name, run->config.replica_group) == 0) c.own = i;
+        // Not the contribution of an earlier process of this name, or one that was credited already.
+        if (closed->own && strcmp(closed->contribution[i].name, run->config.replica_group) == 0) c.own = i;
     }
     peers_broadcast(world_of(run), &c.own, sizeof c.own, 0);
     peers_broadcast(world_of(run), c.tokens, count * sizeof(int64_t), 0);
