@@ -15,7 +15,8 @@
 //   member_hash    Reports a hash of the outer weights after the round. The rendezvous compares it.
 //
 // A group that joins or has missed rounds fetches the chunk's outer weights and momentum from
-// another group (member_fetch). The other group's trainer serves it between two steps.
+// another group (member_fetch). The other group's trainer serves it between two steps, or while it
+// waits itself.
 //
 // All functions are called from one thread; the Member has a thread of its own for the network.
 // Blocking functions return early when the Member's stop flag is set.
@@ -77,10 +78,12 @@ bool member_is_first(const Member *member);
 // Fetches the state of a chunk from another group. Returns its round, or -1 if stopped. Resumes
 // with the same or another group after a lost connection. Returns MEMBER_KEEP if all groups with
 // newer state were lost: the group's own state becomes the run's. `state` is then unchanged, and
-// the group continues from the last round that it took (0: it has just started).
-enum { MEMBER_KEEP = -2 };
+// the group continues from the last round that it took (0: it has just started). Returns
+// MEMBER_BUSY if another group wants state meanwhile: serve it (member_wanted) and call again, which
+// continues the transfer.
+enum { MEMBER_KEEP = -2, MEMBER_BUSY = -3 };
 int64_t member_fetch(Member *member, int chunk, uint8_t *state);
-// Returns a chunk that another group wants to fetch, or -1. Answer with member_serve.
+// Returns a chunk that another group wants to fetch and this one has, or -1. Answer with member_serve.
 int member_wanted(Member *member);
 // Sends the state of a chunk after `round`. Copies it.
 void member_serve(Member *member, int chunk, int64_t round, const uint8_t *state);

@@ -228,15 +228,24 @@ void member_leave(Member *m, double seconds) {
 
 // ---- states of chunks ----
 
+// Returns a chunk that another group wants and this one can serve, or -1.
+static int find_wanted(const Member *m) {
+    for (int c = 0; c < m->ledger.chunks; c++) {
+        if (m->wanted[c] && m->ledger.chunk[c].has_state && !m->fetch[c].active) return c;
+    }
+    return -1;
+}
+
 int64_t member_fetch(Member *m, int chunk, uint8_t *state) {
     assert(chunk >= 0 && chunk < m->ledger.chunks && state);
     double start = monotonic_seconds();
     int64_t round = -1;
     lock(m);
     Fetch *fetch = &m->fetch[chunk];
-    *fetch = (Fetch){.active = true, .round = -1};
+    if (!fetch->active) *fetch = (Fetch){.active = true, .round = -1};
     wake(m);
-    while (fetch->round < 0 && !fetch->keep && !stopped(m)) wait_change(m);
+    while (fetch->round < 0 && !fetch->keep && !stopped(m) && find_wanted(m) < 0) wait_change(m);
+    bool busy = fetch->round < 0 && !fetch->keep && !stopped(m);
     if (fetch->round >= 0) {
         round = fetch->round;
         memcpy(state, fetch->payload->data, (size_t)fetch->payload->bytes);
@@ -245,18 +254,22 @@ int64_t member_fetch(Member *m, int chunk, uint8_t *state) {
         round = MEMBER_KEEP;
         ledger_keep(&m->ledger, chunk);
     }
-    pulls_end_state(&m->pulls, chunk);
-    payload_release(fetch->payload);
-    *fetch = (Fetch){.round = -1};
+    if (busy) {
+        round = MEMBER_BUSY;
+        m->interrupt = false;
+    } else {
+        pulls_end_state(&m->pulls, chunk);
+        payload_release(fetch->payload);
+        *fetch = (Fetch){.round = -1};
+    }
     m->stats.waited += monotonic_seconds() - start;
     unlock(m);
     return round;
 }
 
 int member_wanted(Member *m) {
-    int chunk = -1;
     lock(m);
-    for (int c = 0; c < m->ledger.chunks && chunk < 0; c++) chunk = m->wanted[c] ? c : -1;
+    int chunk = find_wanted(m);
     pthread_mutex_unlock(&m->lock);
     return chunk;
 }

@@ -209,6 +209,19 @@ static void drop_slow(const Rounds *r, const Chunk *chunk, Choice *choice) {
     }
 }
 
+// Groups that have state and answer.
+static uint64_t live_groups(const Rounds *r, const Chunk *chunk) {
+    uint64_t live = 0;
+    for (int g = 0; g < MAX_GROUPS; g++) {
+        if (r->group[g].joined && chunk->known[g].ready && !r->group[g].silent) live |= GROUP_BIT(g);
+    }
+    return live;
+}
+
+// How many of the live groups have to hold a round: if there is another group, the round must not be
+// lost with its only holder.
+static int fewest_holders(uint64_t live) { return members(live) < 2 ? members(live) : 2; }
+
 // All open offers, and the groups that rounds wait for, if all of them have offered and hold all.
 static bool complete(const Rounds *r, const Chunk *chunk, Choice *choice) {
     drop_slow(r, chunk, choice);
@@ -218,17 +231,17 @@ static bool complete(const Rounds *r, const Chunk *chunk, Choice *choice) {
         if (held(chunk, g, choice->offers) == choice->offers) choice->groups |= GROUP_BIT(g);
         else if (!r->group[g].lagging) return false;
     }
-    return true;
+    uint64_t live = live_groups(r, chunk);
+    return members(choice->groups & live) >= fewest_holders(live);
 }
 
 // At the end of a grace period: leaves out groups and offers until every group holds every offer.
 // Prefers to leave out whichever lacks more, then offers, because they count in a later round.
 static bool partial(const Rounds *r, const Chunk *chunk, int least, Choice *choice) {
-    for (int g = 0; g < MAX_GROUPS; g++) {
-        const Group *group = &r->group[g];
-        if (group->joined && chunk->known[g].ready && !group->silent) choice->groups |= GROUP_BIT(g);
-    }
-    while (members(choice->offers) >= least && members(choice->groups) >= least) {
+    choice->groups = live_groups(r, chunk);
+    int fewest = fewest_holders(choice->groups);
+    if (fewest < least) fewest = least;
+    while (members(choice->offers) >= least && members(choice->groups) >= fewest) {
         int group = -1, offer = -1, group_lacks = 0, offer_lacks = 0;
         for (int i = 0; i < MAX_GROUPS; i++) {
             int lacks = members(choice->offers & ~held(chunk, i, choice->offers));
@@ -239,7 +252,7 @@ static bool partial(const Rounds *r, const Chunk *chunk, int least, Choice *choi
         if (group < 0) return true;
         bool drop_offer = offer_lacks * members(choice->offers) >= group_lacks * members(choice->groups);
         if (members(choice->offers) <= least) drop_offer = false;
-        else if (members(choice->groups) <= least) drop_offer = true;
+        else if (members(choice->groups) <= fewest) drop_offer = true;
         if (drop_offer) choice->offers &= ~GROUP_BIT(offer);
         else choice->groups &= ~GROUP_BIT(group);
     }

@@ -4,9 +4,9 @@
 
 #include "llmc/groups/rounds_state.h"
 
-// A source that has not answered for ASK_SECONDS is not the only one asked. If no group has the
-// state for ORPHAN_SECONDS, the newest earlier state becomes the run's.
-enum { ASK_SECONDS = 10, ORPHAN_SECONDS = 20 };
+// A source that has not answered for ASK_SECONDS is not the only one asked. A lost group may come
+// back with its state within RETURN_SECONDS.
+enum { ASK_SECONDS = 10, RETURN_SECONDS = 20 };
 
 static bool wanted(const Chunk *chunk) {
     for (int g = 0; g < MAX_GROUPS; g++) {
@@ -28,13 +28,24 @@ static int find_source(const Rounds *r, const Chunk *chunk, int last) {
     return -1;
 }
 
+// Whether a group may still report a state, or an earlier one than it had: it was lost a short time
+// ago, or it has not asked for the state yet.
+static bool may_report(const Rounds *r, const Chunk *chunk) {
+    if (r->now < r->lost_at + RETURN_SECONDS) return true;
+    for (int g = 0; g < MAX_GROUPS; g++) {
+        const Group *group = &r->group[g];
+        if (!group->used || !chunk->known[g].had || chunk->known[g].wants) continue;
+        if (!group->silent || r->now < group->heard + RETURN_SECONDS) return true;
+    }
+    return false;
+}
+
 // All groups with the state of a chunk were lost. Lets the group with the newest earlier state keep
-// it.
+// it, if no other one may come.
 static void keep_newest(Rounds *r, int c) {
     Chunk *chunk = &r->chunk[c];
     int best = -1;
-    if (chunk->orphan_at < 0) chunk->orphan_at = r->now;
-    if (r->now < chunk->orphan_at + ORPHAN_SECONDS) return;
+    if (may_report(r, chunk)) return;
     for (int g = 0; g < MAX_GROUPS; g++) {
         const Known *known = &chunk->known[g], *other = best < 0 ? NULL : &chunk->known[best];
         if (!r->group[g].joined || r->group[g].silent || !known->wants) continue;
@@ -46,7 +57,6 @@ static void keep_newest(Rounds *r, int c) {
     message_clear(&keep, MESSAGE_KEEP);
     keep.chunk = c;
     rounds_forget(chunk);
-    chunk->orphan_at = -1;
     rounds_news(
         r, "the state of chunk %d was lost with the groups that had it; group %s continues from round %lld",
         c, r->group[best].name, (long long)(chunk->known[best].stale ? chunk->known[best].stale_round : 0));
@@ -67,7 +77,6 @@ void rounds_ask(Rounds *r, int c) {
         keep_newest(r, c);
         return;
     }
-    chunk->orphan_at = -1;
     bool waiting = chunk->source >= 0 && !r->group[chunk->source].silent;
     if (waiting && (chunk->served || r->now < chunk->asked + ASK_SECONDS)) return;
     int g = find_source(r, chunk, chunk->source);

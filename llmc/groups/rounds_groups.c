@@ -11,7 +11,7 @@
 Rounds *rounds_create(const RoundsOptions *options, double now) {
     Rounds *r = (Rounds *)xcalloc(1, sizeof *r, "the rounds of a run");
     r->options = *options;
-    r->now = r->started = now;
+    r->now = r->started = r->lost_at = now;
     r->founder = -1;
     return r;
 }
@@ -181,7 +181,7 @@ static bool fits_run(Rounds *r, const Message *m) {
     r->chunk = (Chunk *)xcalloc((size_t)r->chunks, sizeof *r->chunk, "the rounds of a run");
     for (int c = 0; c < r->chunks; c++) {
         r->chunk[c].round = r->chunk[c].source = -1;
-        r->chunk[c].quorum_at = r->chunk[c].orphan_at = -1;
+        r->chunk[c].quorum_at = -1;
         for (int g = 0; g < MAX_GROUPS; g++) r->chunk[c].known[g].round = -1;
     }
     return true;
@@ -213,6 +213,7 @@ static void receive_hello(Rounds *r, const char *name, const Message *m) {
         return;
     }
     clear_chunks(r, g);
+    for (int c = 0; c < r->chunks; c++) r->chunk[c].known[g].had = m->flags & FLAG_STATE;
     Group *group = &r->group[g];
     group->incarnation = m->incarnation;
     memcpy(group->address, m->address, sizeof group->address);
@@ -299,6 +300,7 @@ static void receive_state(Rounds *r, int g, const Message *m) {
     Known *known = &chunk->known[g];
     if (m->round > chunk->round) rounds_adopt(r, m->chunk, m->round, m->chain, NULL, 0);
     *known = (Known){.ready = true,
+                     .had = true,
                      .round = m->round,
                      .chain = m->chain,
                      .counted = known->counted,
@@ -390,6 +392,7 @@ void rounds_tick(Rounds *r, double now) {
         double quiet = r->now - group->heard, most = 3 * group->grace;
         group->silent = quiet > r->options.silent;
         if (quiet > (most > r->options.remove ? most : r->options.remove)) {
+            r->lost_at = r->now;
             remove_group(r, g, "was silent for too long and is no longer part of the run");
         }
     }

@@ -41,6 +41,7 @@ typedef struct Known {
     bool ready;  // has state
     bool wants;  // fetches state
     bool stale;  // has an earlier state, of this round
+    bool had;    // has or had state, perhaps a newer one than the others
     int64_t stale_round;
     int64_t round;  // last round that it knows or was sent
     uint64_t chain;
@@ -58,14 +59,14 @@ typedef struct Chunk {
     double quorum_at;  // time of the offer that made the quorum; -1: no quorum
     int source;        // group that was asked to serve the state; -1: none
     double asked;
-    double orphan_at;  // time since which no group has state, although one needs it; -1
-    bool served;       // `serving` is valid
+    bool served;  // `serving` is valid
     Message serving;
 } Chunk;
 
 struct Rounds {
     RoundsOptions options;
     double now, started;
+    double lost_at;             // time since which no group with state has been lost that may come back
     char identity[TEXT_BYTES];  // cut off if it is too long; `run` is the hash of all of it
     uint64_t run;
     int chunks;  // 0: no run

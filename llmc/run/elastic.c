@@ -242,16 +242,18 @@ static bool take_over(Run *run) {
                                              "stopped while joining the run at %s", run->config.rendezvous));
         StateHeader found;
         memcpy(&found, e->state, sizeof found);
-        if (found.iteration >= header.iteration) header = found;
+        if (found.iteration >= header.iteration) {
+            header = found;
+            run->iteration = header.iteration;  // others may fetch this chunk while the next one comes
+            run->scheduled = header.scheduled;
+            run->consumed_train = header.consumed;
+        }
         chunks_set_state(e->chunks, i, (const float *)(const void *)(e->state + CHUNK_HEADER_BYTES), true,
                          NULL);
         e->sync[i].round = e->sync[i].hashed = round;
         bytes += (double)e->state_bytes[i];
     }
     if (bytes == 0) return true;
-    run->iteration = header.iteration;
-    run->scheduled = header.scheduled;
-    run->consumed_train = header.consumed;
     log_line(run->log, "joined at iteration %lld: fetched %.1f MB of outer weights and momentum in %.1f s",
              (long long)run->iteration, bytes / 1e6, monotonic_seconds() - began);
     return true;

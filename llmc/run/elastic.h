@@ -102,7 +102,8 @@ void elastic_offer(Run *run, int chunk);
 void elastic_send_offers(Run *run);
 // Reports the hashes of the latest rounds. Collective.
 void elastic_report_hashes(Run *run);
-// Fetches a chunk's state from another group. Returns its round, or -1. Collective.
+// Fetches a chunk's state from another group, and serves others meanwhile. Returns its round, -1 if
+// stopped, or MEMBER_KEEP. Collective.
 int64_t elastic_fetch(Run *run, int chunk);
 
 LLMC_END

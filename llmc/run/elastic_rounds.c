@@ -193,13 +193,33 @@ static void merge_round(Run *run, const GroupEvent *event, const ClosedRound *cl
 
 // --- state ---------------------------------------------------------------------------------------
 
+static void serve_state(Run *run, int chunk) {
+    Elastic *e = run->elastic;
+    bool first = run->launch.rank == 0;
+    StateHeader header = {run->iteration, run->scheduled, run->consumed_train};
+    memcpy(e->state, &header, sizeof header);
+    float *state = (float *)(void *)(e->state + CHUNK_HEADER_BYTES);
+    chunks_get_state(e->chunks, chunk, first ? state : NULL, world_of(run));
+    if (first) member_serve(e->member, chunk, e->sync[chunk].round, e->state);
+}
+
 int64_t elastic_fetch(Run *run, int chunk) {
     Elastic *e = run->elastic;
-    int64_t round = 0;
-    if (run->launch.rank == 0) round = member_fetch(e->member, chunk, e->state);
-    peers_broadcast(world_of(run), &round, sizeof round, 0);
-    if (round >= 0) peers_broadcast(world_of(run), e->state, (size_t)e->state_bytes[chunk], 0);
-    return round;
+    struct {
+        int64_t round;
+        int wanted;
+    } found = {0, -1};
+    for (;;) {
+        if (run->launch.rank == 0) {
+            found.round = member_fetch(e->member, chunk, e->state);
+            found.wanted = found.round == MEMBER_BUSY ? member_wanted(e->member) : -1;
+        }
+        peers_broadcast(world_of(run), &found, sizeof found, 0);
+        if (found.round != MEMBER_BUSY) break;
+        if (found.wanted >= 0) serve_state(run, found.wanted);
+    }
+    if (found.round >= 0) peers_broadcast(world_of(run), e->state, (size_t)e->state_bytes[chunk], 0);
+    return found.round;
 }
 
 // Takes over the state of a chunk after missed rounds. The group keeps its own progress.
@@ -227,16 +247,6 @@ static void catch_up(Run *run, const GroupEvent *event) {
         s->open = false;
     }
     free(payload);
-}
-
-static void serve_state(Run *run, int chunk) {
-    Elastic *e = run->elastic;
-    bool first = run->launch.rank == 0;
-    StateHeader header = {run->iteration, run->scheduled, run->consumed_train};
-    memcpy(e->state, &header, sizeof header);
-    float *state = (float *)(void *)(e->state + CHUNK_HEADER_BYTES);
-    chunks_get_state(e->chunks, chunk, first ? state : NULL, world_of(run));
-    if (first) member_serve(e->member, chunk, e->sync[chunk].round, e->state);
 }
 
 bool elastic_events(Run *run, double until) {

@@ -61,18 +61,20 @@ static void print_news(Member *m) {
     while ((line = member_news(m, &stats))) printf("news: %s\n", line);
 }
 
-static void fetch(Member *m, int c, Weights *w) {
-    int64_t round = member_fetch(m, c, (uint8_t *)w->weight);
-    if (round != MEMBER_KEEP) w->round = round;
-    printf("fetched %d %" PRId64 " %016" PRIx64 "\n", c, w->round,
-           (uint64_t)XXH3_64bits(w->weight, (size_t)w->words * 8));
-}
-
 static void serve(Member *m, Weights *w) {
     int c = member_wanted(m);
     if (c < 0) return;
     member_serve(m, c, w[c].round, (const uint8_t *)w[c].weight);
     printf("served %d %" PRId64 "\n", c, w[c].round);
+}
+
+static void fetch(Member *m, int c, Weights *all) {
+    Weights *w = &all[c];
+    int64_t round;
+    while ((round = member_fetch(m, c, (uint8_t *)w->weight)) == MEMBER_BUSY) serve(m, all);
+    if (round != MEMBER_KEEP) w->round = round;
+    printf("fetched %d %" PRId64 " %016" PRIx64 "\n", c, w->round,
+           (uint64_t)XXH3_64bits(w->weight, (size_t)w->words * 8));
 }
 
 static void train(Member *m, const Settings *s, Weights *w) {
@@ -111,7 +113,7 @@ static void take(Member *m, int c, Weights *w, bool wait) {
         if (!found) continue;
         if (closed.missed) {
             printf("missed %d\n", c);
-            fetch(m, c, &w[c]);
+            fetch(m, c, w);
             return;
         }
         apply(m, c, &w[c], &closed);
@@ -211,7 +213,7 @@ static bool run(const void *settings, int *argc, char ***argv, Error *err) {
     if (!m) return system_error(err, "%s", error);
     printf("joined %s\n", member_is_first(m) ? "first" : "later");
     fflush(stdout);
-    for (int c = 0; c < s->chunks && !member_is_first(m); c++) fetch(m, c, &w[c]);
+    for (int c = 0; c < s->chunks && !member_is_first(m); c++) fetch(m, c, w);
     loop(m, s, w);
     MemberStats stats;
     member_news(m, &stats);

@@ -14,7 +14,7 @@
 #include "llmc/groups/ledger.h"
 #include "llmc/groups/rounds.h"
 
-enum { GROUPS = 6, CHUNKS = 2, QUORUM = 2, MOST_CHAINS = 1 << 17 };
+enum { GROUPS = 6, CHUNKS = 2, MOST_CHAINS = 1 << 17 };
 static const double grace = 3, silent = 3, settle = 2, reconnect = 0.3, cut_after = 10, hour = 3600;
 
 // ---- random numbers ----
@@ -97,6 +97,7 @@ typedef struct Group {
 
 typedef struct Simulation {
     double now;
+    int quorum;
     uint64_t order, connections;
     Event **heap;
     int events;
@@ -111,7 +112,7 @@ typedef struct Simulation {
     } * seen;  // (MOST_CHAINS) weights by chain
     bool calm;
     double longest;  // longest undisturbed wait
-    int64_t taken, missed, joins, restarts, kept, counted, hashes;
+    int64_t group_missed[GROUPS], taken, missed, joins, restarts, kept, counted, hashes;
     char news[TEXT_BYTES];
 } Simulation;
 
@@ -352,7 +353,7 @@ static void say_hello(Group *g) {
     message_text(&hello, "a run");
     hello.flags = ledger_has_state(&g->ledger) ? FLAG_STATE : 0;
     hello.iteration = CHUNKS;
-    hello.groups = QUORUM;
+    hello.groups = (uint32_t)sim->quorum;
     hello.rate = grace;
     send_to_server(g, &hello);
     ledger_report(&g->ledger);
@@ -449,6 +450,7 @@ static int take_all(Group *g, int c) {
     }
     if (missed && !g->fetch[c].active) {
         sim->missed++;
+        sim->group_missed[g - sim->group]++;
         begin_fetch(g, c);
     }
     return count + missed;
@@ -494,7 +496,7 @@ static bool disturbance(const Group *g) {
         ready += works;
     }
     return !sim->rounds || sim->now < sim->server_up_at + 10 || sim->now < g->frozen_until + 10 ||
-           sim->now < g->cut_until + 10 || ready < QUORUM + 1;
+           sim->now < g->cut_until + 10 || ready < sim->quorum + 1;
 }
 
 // Notes when a quorum of groups began to wait for the same round.
@@ -504,7 +506,7 @@ static void note_quorum(Group *g) {
         const Group *other = &sim->group[i];
         waiting += runs(other) && other->waits && other->chunk == g->chunk;
     }
-    if (waiting < QUORUM) g->quorum_at = -1;
+    if (waiting < sim->quorum) g->quorum_at = -1;
     else if (g->quorum_at < 0) g->quorum_at = sim->now;
 }
 
@@ -634,9 +636,10 @@ static void handle(Event *e) {
     free(e);
 }
 
-static void create(uint64_t seed) {
+static void create(uint64_t seed, int quorum) {
     sim = (Simulation *)calloc(1, sizeof *sim);
     sim->seen = calloc(MOST_CHAINS, sizeof *sim->seen);
+    sim->quorum = quorum;
     seed_state = seed;
     start_server();
     for (int i = 0; i < GROUPS; i++) {
@@ -677,7 +680,7 @@ static void run_until(double end) {
 // ---- tests ----
 
 static void test_a_day_of_trouble(void **state) {
-    create(20261127);
+    create(20261127, 2);
     sim->trouble_until = 24 * hour - 300;
     run_until(24 * hour);
     int64_t trained = 0;
@@ -704,6 +707,161 @@ static void test_a_day_of_trouble(void **state) {
         }
     }
     destroy();
+}
+
+// One of two groups is killed again and again, often before its offer has been transferred. The other
+// one never lacks the payload of a closed round, and goes on.
+static void test_a_group_that_dies_often(void **state) {
+    create(11, 1);
+    for (int i = 2; i < GROUPS; i++) sim->group[i].restart_at = 1e9;
+    Group *stays = &sim->group[0], *dies = &sim->group[1];
+    int64_t most = 0;
+    stays->period = dies->period = 0.5;
+    run_until(60);
+    for (int kills = 0; kills < 1000; kills++) {
+        int64_t before = stays->ledger.chunk[0].taken;
+        run_until(sim->now + uniform(5, 10));
+        kill_group(dies, uniform(0.2, 2));
+        run_until(sim->now + grace + silent + 3);
+        int64_t rounds = stays->ledger.chunk[0].taken - before;
+        assert_true(rounds > 0);
+        if (rounds > most) most = rounds;
+    }
+    assert_int_equal(sim->kept, 0);
+    assert_true(sim->joins > 900 && most > 3);
+    for (int c = 0; c < CHUNKS; c++) assert_true(stays->ledger.chunk[c].ready && !stays->fetch[c].active);
+    assert_int_equal(sim->group_missed[0], 0);
+    destroy();
+}
+
+// ---- single decisions ----
+
+typedef struct Sent {
+    char name[NAME_BYTES];
+    Message message;
+} Sent;
+static Sent sent[256];
+static int sents;
+static void note_message(void *context, const char *name, const Message *m) {
+    if (!name || m->kind == MESSAGE_NEWS) return;
+    assert_true(sents < 256);
+    message_name(sent[sents].name, name);
+    memcpy(&sent[sents++].message, m, message_bytes(m));
+}
+
+static const Message *last_sent(const char *name, MessageKind kind) {
+    for (int i = sents - 1; i >= 0; i--) {
+        if (strcmp(sent[i].name, name) == 0 && sent[i].message.kind == kind) return &sent[i].message;
+    }
+    return NULL;
+}
+
+static void tell(Rounds *r, const char *name, uint64_t incarnation, Message *m, double now) {
+    m->incarnation = incarnation;
+    rounds_receive(r, name, m, now);
+}
+
+static void join(Rounds *r, const char *name, uint64_t incarnation, int64_t round, double now) {
+    static Message m;
+    message_clear(&m, MESSAGE_HELLO);
+    message_text(&m, "a run");
+    m.flags = round < 0 ? 0 : FLAG_STATE;
+    m.iteration = m.groups = 1;
+    m.rate = grace;
+    tell(r, name, incarnation, &m, now);
+    message_clear(&m, MESSAGE_STATE);
+    m.round = round;
+    m.chain = 5;
+    if (round >= 0) tell(r, name, incarnation, &m, now);
+    message_clear(&m, MESSAGE_REPORTED);
+    tell(r, name, incarnation, &m, now);
+}
+
+static void make_offer(Rounds *r, const char *name, uint64_t incarnation, double now) {
+    static Message m;
+    message_clear(&m, MESSAGE_OFFER);
+    m.offers = 1;
+    m.offer[0] = (Offer){.incarnation = incarnation, .number = 1, .tokens = 9, .bytes = 1, .hash = 1};
+    message_name(m.offer[0].name, name);
+    tell(r, name, incarnation, &m, now);
+}
+
+static void beat(Rounds *r, const char *name, uint64_t incarnation, double now) {
+    static Message m;
+    message_clear(&m, MESSAGE_BEAT);
+    tell(r, name, incarnation, &m, now);
+    rounds_tick(r, now);
+}
+
+static void want(Rounds *r, const char *name, uint64_t incarnation, int64_t round, double now) {
+    static Message m;
+    message_clear(&m, MESSAGE_FETCH);
+    m.flags = round < 0 ? 0 : FLAG_STATE;
+    m.round = round < 0 ? 0 : round;
+    tell(r, name, incarnation, &m, now);
+    rounds_tick(r, now);
+}
+
+static Rounds *quiet_rounds(void) {
+    const RoundsOptions options = {0, silent, 30, note_message, NULL};
+    sents = 0;
+    return rounds_create(&options, 0);
+}
+
+// Two groups offer, and one dies before the other has its payload. The round closes without it as
+// soon as the dead group is silent, whichever of the two joined first.
+static void test_a_round_needs_a_second_holder(void **state) {
+    for (int first = 0; first < 2; first++) {
+        Rounds *r = quiet_rounds();
+        const char *lives = first ? "g1" : "g0", *dead = first ? "g0" : "g1";
+        join(r, "g0", 1, 4, 100);
+        join(r, "g1", 1, 4, 100);
+        make_offer(r, "g0", 1, 100);
+        make_offer(r, "g1", 1, 100);
+        beat(r, dead, 1, 102);
+        beat(r, lives, 1, 104);  // the grace period is over; the other group may be alive
+        assert_null(last_sent(lives, MESSAGE_CLOSE));
+        beat(r, lives, 1, 105.5);
+        const Message *close = last_sent(lives, MESSAGE_CLOSE);
+        assert_non_null(close);
+        assert_int_equal(close->offers, 1);
+        assert_string_equal(close->offer[0].name, lives);
+        rounds_free(r);
+    }
+}
+
+// No group has the newest state. The one with an earlier state keeps it, at once if the lost group
+// has started again, whoever asks first. A group that never had state does not win meanwhile.
+static void test_trained_state_wins(void **state) {
+    for (int newcomer_first = 0; newcomer_first < 2; newcomer_first++) {
+        Rounds *r = quiet_rounds();
+        join(r, "g0", 1, 4, 100);
+        join(r, "g1", 1, 4, 100);
+        beat(r, "g0", 1, 103);
+        join(r, "g1", 2, -1, 104);  // was killed
+        if (newcomer_first) want(r, "g1", 2, -1, 104);
+        want(r, "g0", 1, 3, 104);
+        if (!newcomer_first) want(r, "g1", 2, -1, 104);
+        assert_non_null(last_sent("g0", MESSAGE_KEEP));
+        assert_null(last_sent("g1", MESSAGE_KEEP));
+        rounds_free(r);
+    }
+}
+
+// A group that was silent for too long may come back with the newest state: others wait for it.
+static void test_a_lost_group_may_come_back(void **state) {
+    Rounds *r = quiet_rounds();
+    join(r, "g0", 1, 4, 100);
+    join(r, "g1", 1, 4, 100);
+    want(r, "g0", 1, 3, 101);
+    double now = 101;
+    for (; now < 132; now += 1) beat(r, "g0", 1, now);
+    assert_false(rounds_joined(r, "g1"));
+    for (; now < 149; now += 1) beat(r, "g0", 1, now);
+    assert_null(last_sent("g0", MESSAGE_KEEP));
+    for (; now < 153; now += 1) beat(r, "g0", 1, now);
+    assert_non_null(last_sent("g0", MESSAGE_KEEP));
+    rounds_free(r);
 }
 
 // ---- groups that send anything ----
@@ -788,6 +946,10 @@ static void test_any_messages(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_round_needs_a_second_holder),
+        cmocka_unit_test(test_trained_state_wins),
+        cmocka_unit_test(test_a_lost_group_may_come_back),
+        cmocka_unit_test(test_a_group_that_dies_often),
         cmocka_unit_test(test_any_messages),
         cmocka_unit_test(test_a_day_of_trouble),
     };
