@@ -79,11 +79,11 @@ bool member_is_first(const Member *member);
 // with the same or another group after a lost connection. Returns MEMBER_KEEP if all groups with
 // newer state were lost: the group's own state becomes the run's. `state` is then unchanged, and
 // the group continues from the last round that it took (0: it has just started). Returns
-// MEMBER_BUSY if another group wants state meanwhile: serve it (member_wanted) and call again, which
-// continues the transfer.
+// MEMBER_BUSY if another group wants state meanwhile: serve it (member_wanted) and call again. The
+// transfer continues.
 enum { MEMBER_KEEP = -2, MEMBER_BUSY = -3 };
 int64_t member_fetch(Member *member, int chunk, uint8_t *state);
-// Returns a chunk that another group wants to fetch and this one has, or -1. Answer with member_serve.
+// Returns a chunk that this group has and another one wants, or -1. Answer with member_serve.
 int member_wanted(Member *member);
 // Sends the state of a chunk after `round`. Copies it.
 void member_serve(Member *member, int chunk, int64_t round, const uint8_t *state);

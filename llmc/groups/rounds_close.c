@@ -218,8 +218,8 @@ static uint64_t live_groups(const Rounds *r, const Chunk *chunk) {
     return live;
 }
 
-// How many of the live groups have to hold a round: if there is another group, the round must not be
-// lost with its only holder.
+// How many of the live groups have to hold a round: if there is another group, the round must not
+// be lost with its only holder.
 static int fewest_holders(uint64_t live) { return members(live) < 2 ? members(live) : 2; }
 
 // All open offers, and the groups that rounds wait for, if all of them have offered and hold all.

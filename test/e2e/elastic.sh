@@ -88,11 +88,13 @@ frozen() {
 }
 check "a frozen group comes back" frozen
 
+# Without a rendezvous, a group has samples for 4 H = 20 steps at least. They are counted from a log
+# line before its end, because the group may use them up while the shell reads the log.
 restarted() {
     local before
+    before=$(iteration one)
     kill -KILL "$server"
     wait "$server" 2>/dev/null
-    before=$(iteration one)
     wait_until eval "[ \$(iteration one) -gt $((before + 10)) ]" || { why="group one stopped"; return 1; }
     rendezvous
     more_syncs one 2 && more_syncs two 2 && agree

@@ -709,8 +709,8 @@ static void test_a_day_of_trouble(void **state) {
     destroy();
 }
 
-// One of two groups is killed again and again, often before its offer has been transferred. The other
-// one never lacks the payload of a closed round, and goes on.
+// One of two groups is killed again and again, often before its offer has been transferred. The
+// other one never lacks the payload of a closed round, and continues.
 static void test_a_group_that_dies_often(void **state) {
     create(11, 1);
     for (int i = 2; i < GROUPS; i++) sim->group[i].restart_at = 1e9;
@@ -831,7 +831,8 @@ static void test_a_round_needs_a_second_holder(void **state) {
 }
 
 // No group has the newest state. The one with an earlier state keeps it, at once if the lost group
-// has started again, whoever asks first. A group that never had state does not win meanwhile.
+// has started again, in any order of the requests. A group that never had state does not win
+// meanwhile.
 static void test_trained_state_wins(void **state) {
     for (int newcomer_first = 0; newcomer_first < 2; newcomer_first++) {
         Rounds *r = quiet_rounds();
