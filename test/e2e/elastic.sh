@@ -10,7 +10,7 @@ keys=$work/keys
 port=$((20000 + $$ % 20000))
 url=tcp://127.0.0.1:$port
 grace=3
-run=(--train-iters 100000 --local-steps 5 --log-interval 5 --save-interval 1000000 --max-replica-groups 2
+run=(--train-iters 40000 --local-steps 5 --log-interval 5 --save-interval 1000000 --max-replica-groups 2
     --sync-grace-seconds "$grace" --rendezvous "$url" --rendezvous-keys "$keys" --quantized-gradients
     --gradient-quantization-method eden --gq-group-size-inter 256)
 two=(--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 4)
