@@ -138,7 +138,8 @@ static double number_or(const cJSON *object, const char *name, double otherwise)
 
 static bool take_number(const Reading *r, const char *key, const char *argument, double value) {
     char text[TEXT_BYTES];
-    if (fabs(value) < 1e15 && value == (double)(int64_t)value) snprintf(text, sizeof text, "%" PRId64, (int64_t)value);
+    if (fabs(value) < 1e15 && value == (double)(int64_t)value)
+        snprintf(text, sizeof text, "%" PRId64, (int64_t)value);
     else format_real(value, text, sizeof text);
     return take(r, key, argument, text);
 }

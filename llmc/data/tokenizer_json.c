@@ -139,8 +139,12 @@ static size_t character_token_bytes(const Parser *r, int id, const char *text, c
     if (normalized) text = normalizer_apply(&r->out->normalizer, text, &length, buffers);
     text = normalizer_apply(&r->spelling, text, &length, buffers + 2);
     int byte = r->decode_bytes ? byte_of(text, length) : -1;
-    if (byte >= 0) length = 1;
-    if (out) memcpy(out, byte >= 0 ? (const char[]){(char)byte} : text, length);
+    char one = (char)byte;
+    if (byte >= 0) {
+        text = &one;
+        length = 1;
+    }
+    if (out) memcpy(out, text, length);
     for (int i = 0; i < 4; i++) free(buffers[i].text);
     return length;
 }

@@ -90,8 +90,8 @@ static void wait_for_samples(Run *run) {
     ask_for_samples(run);
     while (!has_samples(&e->ledger, run->config.global_batch_size) && !run->stop.reason) {
         pause_ms(5);
-        // Other groups may need state meanwhile. An offer must be sent before the round of an earlier
-        // one is merged, whose progress it contains.
+        // Other groups may need state meanwhile. An offer must be sent before the round of an
+        // earlier one is merged, whose progress it contains.
         elastic_send_offers(run);
         elastic_events(run, 0);
         log_news(run);

@@ -81,8 +81,8 @@ static GroupEvent next_event(Run *run, int *chunk, ClosedRound *closed) {
                             .round = closed->round};
     }
     int wanted = member_wanted(e->member);
-    return wanted < 0 ? (GroupEvent){.kind = NOTHING_LEFT}
-                      : (GroupEvent){.kind = STATE_WANTED, .chunk = wanted};
+    if (wanted < 0) return (GroupEvent){.kind = NOTHING_LEFT};
+    return (GroupEvent){.kind = STATE_WANTED, .chunk = wanted};
 }
 
 // The contributions of a round, on all ranks.
@@ -101,7 +101,7 @@ static Contributions broadcast_contributions(Run *run, const GroupEvent *event, 
     for (int i = 0; run->launch.rank == 0 && i < c.count; i++) {
         c.tokens[i] = closed->contribution[i].tokens;
         memcpy(c.payload + (size_t)i * bytes, closed->contribution[i].payload, bytes);
-        // Not the contribution of an earlier process of this name, or one that was credited already.
+        // Not the contribution of an earlier process of this name, or one that was credited.
         if (closed->own && strcmp(closed->contribution[i].name, run->config.replica_group) == 0) c.own = i;
     }
     peers_broadcast(world_of(run), &c.own, sizeof c.own, 0);

@@ -172,7 +172,8 @@ void report_start(Run *run) {
     bool one = mesh_data_ranks(&run->mesh) == 1 && !c->replica_group;
     if (one && (c->quantized_weights || c->quantized_gradients))
         log_line(run->log, "%s the quantization flags have no effect", idle);
-    if (one && c->verify_wire && !c->quantized_activations) log_line(run->log, "%s --verify-wire has no effect", idle);
+    if (one && c->verify_wire && !c->quantized_activations)
+        log_line(run->log, "%s --verify-wire has no effect", idle);
     if (!c->skip_train && c->warmup_samples_wn >= (double)c->total_samples)
         log_line(run->log,
                  "WARNING: the run ends before its learning-rate warm-up does; set --lr-warmup-* "

@@ -25,7 +25,7 @@
 #include "test/leaks.h"
 #include "llmc/model/gpt.h"
 
-enum { VOCABULARY = 128, MOST_FLAGS = 56 };
+enum { VOCABULARY = 128, MOST_FLAGS = 80 };
 
 typedef struct Layout {
     int tp, pp;

@@ -88,7 +88,8 @@ static void flags_used_in_double_precision(void **state) {
                                             "plan-lossless-bits",
                                             "plan-disk-bandwidth",
                                             "plan-tflops",
-                                            "plan-step-ms"};
+                                            "plan-step-ms",
+                                            "sync-grace-seconds"};
     int rows, found = 0;
     const Option *table = config_options(&rows);
     for (int i = 0; i < rows; i++) {
