@@ -238,8 +238,8 @@ static bool take_over(Run *run) {
         int64_t round = elastic_fetch(run, i);
         if (round == MEMBER_KEEP) continue;  // all groups with newer state were lost
         if (round < 0)
-            return run_agreed(run, error_set(&run->error, EXIT_COMMUNICATION,
-                                             "stopped while joining the run at %s", run->config.rendezvous));
+            return run_agreed(run, error_set(&run->error, EXIT_STOPPED, "stopped while joining the run at %s",
+                                             run->config.rendezvous));
         StateHeader found;
         memcpy(&found, e->state, sizeof found);
         if (found.iteration >= header.iteration) {

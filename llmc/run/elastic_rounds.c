@@ -217,13 +217,16 @@ int64_t elastic_fetch(Run *run, int chunk) {
         peers_broadcast(world_of(run), &found, sizeof found, 0);
         if (found.round != MEMBER_BUSY) break;
         if (found.wanted >= 0) serve_state(run, found.wanted);
+        run_poll_stop(run);
+        if (run->stop.reason) return -1;
     }
     if (found.round >= 0) peers_broadcast(world_of(run), e->state, (size_t)e->state_bytes[chunk], 0);
     return found.round;
 }
 
-// Takes over the state of a chunk after missed rounds. The group keeps its own progress.
-static void catch_up(Run *run, const GroupEvent *event) {
+// Takes over the state of a chunk after missed rounds. The group keeps its own progress. Returns
+// false if the run stops.
+static bool catch_up(Run *run, const GroupEvent *event) {
     Elastic *e = run->elastic;
     int chunk = event->chunk;
     ChunkSync *s = &e->sync[chunk];
@@ -232,7 +235,8 @@ static void catch_up(Run *run, const GroupEvent *event) {
     uint8_t *payload = NULL;
     int64_t round = elastic_fetch(run, chunk);
     s->again = true;
-    if (round < 0) return;  // stopped, or the own state is the newest one left
+    if (round == MEMBER_KEEP) return true;  // the own state is the newest one left
+    if (round < 0) return false;
     if (event->own) {
         payload = xmalloc(bytes, "a contribution");
         if (run->launch.rank == 0) memcpy(payload, s->sent, bytes);
@@ -247,6 +251,7 @@ static void catch_up(Run *run, const GroupEvent *event) {
         s->open = false;
     }
     free(payload);
+    return true;
 }
 
 bool elastic_events(Run *run, double until) {
@@ -261,7 +266,9 @@ bool elastic_events(Run *run, double until) {
         peers_broadcast(world_of(run), &event, sizeof event, 0);
         switch (event.kind) {
             case ROUND_CLOSED: merge_round(run, &event, &closed); break;
-            case ROUNDS_MISSED: catch_up(run, &event); break;
+            case ROUNDS_MISSED:
+                if (!catch_up(run, &event)) return event.over;
+                break;
             case STATE_WANTED: serve_state(run, event.chunk); break;
             case NOTHING_LEFT: return event.over;
         }

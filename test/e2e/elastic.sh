@@ -111,6 +111,24 @@ refused() { # PATTERN GROUP FLAGS...
 check "a group with another learning rate is refused" refused "other\|different\|lr" three 1 --lr 1e-3
 check "a group without keys is refused" refused "four" four 1
 
+# The groups that could serve a newcomer are frozen. Unless the rendezvous still has a copy of their
+# state, it waits until a signal ends it.
+stopped_while_joining() {
+    local ids rc
+    mapfile -t ids < <(of one && of two)
+    kill -STOP "${ids[@]}"
+    group three 1
+    wait_until grep -q "group three joined" "$work/rendezvous.out" && sleep 1
+    # shellcheck disable=SC2046 # one word per rank
+    kill -TERM $(of three)
+    wait "$pid"
+    rc=$?
+    kill -CONT "${ids[@]}"
+    [ $rc -eq 75 ] || { why="exit code $rc, $(tail -n 1 "$work/three.err")"; return 1; }
+    more_syncs one 1 && more_syncs two 1 && agree
+}
+check "a signal ends a group that waits to join" stopped_while_joining
+
 # A signal makes a group save and leave. The other one continues, and learns.
 leaves() {
     local loss
