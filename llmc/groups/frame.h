@@ -84,7 +84,7 @@ typedef struct Message {
     char from[NAME_BYTES], to[NAME_BYTES];
     uint64_t run;       // xxh3-64 of the identity
     uint64_t session;   // random number of the sending process
-    uint64_t sequence;  // grows within a connection; starts at 1
+    uint64_t sequence;  // grows with every frame that the process sends; starts at 1
     int32_t chunk;
     int64_t round;
     uint64_t incarnation;
@@ -126,7 +126,7 @@ void frame_seal(uint8_t *frame, size_t bytes);
 // Decodes a frame. Returns false with a reason (a constant text) if anything in it is malformed.
 bool frame_read(const uint8_t *frame, size_t bytes, Message *message, const char **why);
 
-// Replay check of one connection.
+// Replay check of one socket. It survives reconnections, so the sequence must not start anew.
 typedef struct FrameOrder {
     uint64_t session, sequence;
 } FrameOrder;

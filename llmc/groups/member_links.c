@@ -94,10 +94,9 @@ int links_send(Member *m, Peer *peer, Message *message, double now) {
         Path *path = &peer->path[k];
         if (link->socket && now < link->heard + dead_seconds) return member_send_on(m, link, message);
         if (path->route.bytes == 0 || now >= path->heard + dead_seconds) continue;
-        size_t bytes = member_write(m, path->sequence + 1, message);
+        size_t bytes = member_write(m, message);
         int failed = transport_send(m->listener, &path->route, m->frame_out, bytes);
-        if (!failed) path->sequence++;
-        else if (failed != EAGAIN) *path = (Path){.heard = 0};
+        if (failed && failed != EAGAIN) *path = (Path){.heard = 0};
         if (failed == 0 || failed == EAGAIN) return failed;
     }
     return ENOTCONN;
@@ -196,8 +195,8 @@ static void receive_on_listener(Member *m, double now) {
             continue;
         }
         message_clear(&m->out, MESSAGE_LINK);
-        bytes = (int64_t)member_write(m, path->sequence + 1, &m->out);
-        if (transport_send(m->listener, &path->route, m->frame_out, (size_t)bytes) == 0) path->sequence++;
+        bytes = (int64_t)member_write(m, &m->out);
+        transport_send(m->listener, &path->route, m->frame_out, (size_t)bytes);
     }
 }
 

@@ -31,20 +31,18 @@ void member_refuse(Member *m, const char *who, const char *why) {
 
 // ---- sending ----
 
-size_t member_write(Member *m, uint64_t sequence, Message *message) {
+size_t member_write(Member *m, Message *message) {
     message_name(message->from, m->ledger.name);
     message->run = m->run;
     message->session = m->ledger.incarnation;
     message->incarnation = m->ledger.incarnation;
-    message->sequence = sequence;
+    message->sequence = ++m->sequence;
     return frame_write(message, m->frame_out);
 }
 
 int member_send_on(Member *m, Link *link, Message *message) {
-    size_t bytes = member_write(m, link->sequence + 1, message);
-    int failed = transport_send(link->socket, NULL, m->frame_out, bytes);
-    if (!failed) link->sequence++;
-    return failed;
+    size_t bytes = member_write(m, message);
+    return transport_send(link->socket, NULL, m->frame_out, bytes);
 }
 
 void member_queue(Member *m, const Message *message) {

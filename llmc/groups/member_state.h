@@ -16,7 +16,6 @@ enum { MOST_PATHS = 16 };  // connections per pair of groups
 // A socket that this group has connected.
 typedef struct Link {
     void *socket;
-    uint64_t sequence;  // of the last frame sent
     FrameOrder order;
     double asked;  // last greeting
     double heard;  // last frame of a direct connection
@@ -27,7 +26,6 @@ typedef struct Link {
 typedef struct Path {
     Route route;
     FrameOrder order;
-    uint64_t sequence;
     double heard;
 } Path;
 
@@ -77,6 +75,7 @@ struct Member {
     char *identity, *rendezvous, *listen;
     int64_t *payload_bytes, *state_bytes;  // (chunks)
     uint64_t run;
+    uint64_t sequence;  // of the last frame written, on any connection
     Keys keys;
     pthread_t thread;
     pthread_mutex_t lock;
@@ -130,7 +129,7 @@ void member_say(Member *m, const char *format, ...) __attribute__((format(printf
 // Queues a line about a refused frame or connection, at most once a minute.
 void member_refuse(Member *m, const char *who, const char *why);
 // Encodes a message of this group to m->frame_out. Returns its length.
-size_t member_write(Member *m, uint64_t sequence, Message *message);
+size_t member_write(Member *m, Message *message);
 // Sends a message on a link. Returns errno of transport_send.
 int member_send_on(Member *m, Link *link, Message *message);
 // Handles m->in: a request for a piece, a piece, or that a payload is gone.

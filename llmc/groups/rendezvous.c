@@ -24,7 +24,6 @@ typedef struct Connection {
     Route route;
     char name[NAME_BYTES];
     FrameOrder order;
-    uint64_t sequence;  // of the last frame sent
     double used;
 } Connection;
 
@@ -43,6 +42,7 @@ struct Rendezvous {
     pthread_t thread;
     atomic_int stop;
     uint64_t session;
+    uint64_t sequence;  // of the last frame sent, on any connection
     uint64_t run;  // of the last group that was accepted; 0: none
     Rounds *rounds;
     Refusals refusals;
@@ -121,11 +121,10 @@ static void send_to(Rendezvous *s, int at, Message *message, bool relayed) {
                  message->kind == MESSAGE_AGAIN;
     if (!named) message->from[0] = '\0';
     message->session = s->session;
-    message->sequence = c->sequence + 1;
+    message->sequence = ++s->sequence;
     size_t bytes = frame_write(message, s->out);
     int failed = transport_send(s->socket, &c->route, s->out, bytes);
-    if (!failed) c->sequence++;
-    else if (failed != EAGAIN || !relayed) forget_connection(s, at);
+    if (failed && (failed != EAGAIN || !relayed)) forget_connection(s, at);
 }
 
 // Output of rounds_groups.c.

@@ -43,7 +43,7 @@ progress() { # LOG SECONDS: waits for two more rounds
 }
 
 made_keys() {
-    "$server" keygen "$keys" a b c evil >/dev/null || { why="exit code $?"; return 1; }
+    "$server" keygen "$keys" a b c d evil >/dev/null || { why="exit code $?"; return 1; }
     [ "$(stat -c %a "$keys"/*.secret | sort -u)" = 600 ] || { why="others can read secret keys"; return 1; }
     ! "$server" keygen "$keys" a 2>"$work/err" || { why="an existing key was replaced"; return 1; }
     grep -q 'a.secret exists' "$work/err"
@@ -142,12 +142,40 @@ attacked() {
 }
 check "malformed, replayed and oversized frames don't stop training" attacked
 
+proxy() { # forwards connections from $port + 2 to the rendezvous
+    python3 - $((port + 2)) "$port" <<'END' &
+import socket, sys, threading
+def forward(a, b):
+    while data := a.recv(65536):
+        b.sendall(data)
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+while True:
+    near = listener.accept()[0]
+    far = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+    for pair in (near, far), (far, near):
+        threading.Thread(target=forward, args=pair, daemon=True).start()
+END
+    proxy_pid=$!
+    pids+=("$proxy_pid")
+}
+reconnected() {
+    proxy
+    join d d --rendezvous "tcp://127.0.0.1:$((port + 2))" --rounds 1000000 --min-groups 2
+    wait_for 10 '^round 0 [0-9]* a,b,c,d' d || return 1
+    kill -KILL "$proxy_pid"
+    wait_for 5 'a,b,c [0-9a-f]*$' a || return 1
+    proxy
+    progress d 5 || return 1
+    ! grep 'seen before' "$work/d" || { why="frames after the reconnection are refused"; return 1; }
+}
+check "a group whose connection is lost continues after it reconnects" reconnected
+
 same_hashes() {
     local different
-    different=$(cat "$work"/{a,b,c,c2,x} | sed -n 's/^round \([0-9]* [0-9]*\) .* \([0-9a-f]*\)$/\1 \2/p' | sort -u |
+    different=$(cat "$work"/{a,b,c,c2,d,x} | sed -n 's/^round \([0-9]* [0-9]*\) .* \([0-9a-f]*\)$/\1 \2/p' | sort -u |
         awk '{ if ($1 " " $2 in seen) print "chunk " $1 " round " $2; seen[$1 " " $2] = 1 }')
     [ -z "$different" ] || { why="weights differ: $(head -n 1 <<<"$different")"; return 1; }
-    ! grep -q 'hashes differ' "$work"/{a,b,c,c2,x} || { why="the rendezvous saw different hashes"; return 1; }
+    ! grep -q 'hashes differ' "$work"/{a,b,c,c2,d,x} || { why="the rendezvous saw different hashes"; return 1; }
 }
 check "all groups had the same weights after every round" same_hashes
 finish
