@@ -280,6 +280,14 @@ static void receive_peer(Member *m, const Message *message) {
     else links_open_peer(m, peer);
 }
 
+// The rendezvous refuses a group that has joined before, e.g. because its name is used by another
+// process or it was restarted for another run.
+static void say_refusal(Member *m, const char *who, double now) {
+    char line[TEXT_BYTES];
+    if (m->welcomed && refusal_line(&m->refusals, now, who, m->in.text, line, sizeof line))
+        member_say(m, "the rendezvous %s", line);
+}
+
 static void receive_control(Member *m, double now) {
     const Message *in = &m->in;
     m->heard = now;
@@ -294,8 +302,12 @@ static void receive_control(Member *m, double now) {
         case MESSAGE_NEWS: member_say(m, "%s", in->text); break;
         case MESSAGE_REFUSE:
             if (m->ledger.joined || !*m->refused) memcpy(m->refused, in->text, sizeof m->refused);
+            say_refusal(m, "this group", now);
             break;
-        case MESSAGE_WAIT: memcpy(m->waiting, in->text, sizeof m->waiting); break;
+        case MESSAGE_WAIT:
+            memcpy(m->waiting, in->text, sizeof m->waiting);
+            say_refusal(m, "this group for now", now);
+            break;
         case MESSAGE_WHO: m->ledger.joined = false; break;
         case MESSAGE_PULSE:
         case MESSAGE_DEAL:
@@ -310,6 +322,7 @@ static void receive_control(Member *m, double now) {
             break;
         case MESSAGE_WELCOME:
             *m->waiting = '\0';
+            m->welcomed = true;
             ledger_receive(&m->ledger, in);
             break;
         default: ledger_receive(&m->ledger, in);

@@ -108,6 +108,7 @@ struct Member {
     double said_hello, beat, heard;
     int events;  // of the control socket since the start
     char refused[TEXT_BYTES], waiting[TEXT_BYTES];
+    bool welcomed;     // has joined before: member_join no longer reports refusals
     bool unreachable;  // said in the news
     Refusals refusals;
     MemberStats stats;

@@ -1,0 +1,187 @@
+// llmc/groups/member_net.c: a group that has joined a rendezvous, which is a thread of this test.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "llmc/groups/keys.h"
+#include "llmc/groups/member.h"
+#include "llmc/groups/transport.h"
+#include "test/unit/folder.h"
+
+enum { PAYLOAD = 8 };
+
+// What the rendezvous sends once the group has both of its connections.
+typedef void (*Script)(void);
+
+static struct {
+    char folder[64], address[64];
+    Transport transport;
+    void *socket;
+    Script script;
+    Route control;
+    uint64_t sequence;
+    atomic_int stop, asked;  // asked: requests for pieces of b's offer
+} server;
+static Member *member;
+static Message message, received;
+static uint8_t frame[FRAME_BYTES];
+
+static bool any_key(void *context, const uint8_t key[KEY_RAW], const char *address, char name[NAME_BYTES]) {
+    message_name(name, "a");
+    return true;
+}
+
+static void send_to(const Route *route) {
+    message.session = 7;
+    message.sequence = ++server.sequence;
+    size_t bytes = frame_write(&message, frame);
+    assert_int_equal(transport_send(server.socket, route, frame, bytes), 0);
+}
+
+static void refuse(MessageKind kind, const char *text) {
+    message_clear(&message, kind);
+    message_text(&message, text);
+    send_to(&server.control);
+}
+
+static void offer(const char *name) {
+    message_clear(&message, MESSAGE_OFFER);
+    message.offers = 1;
+    message.offer[0] = (Offer){.incarnation = 5, .number = 1, .bytes = PAYLOAD, .hash = 1};
+    message_name(message.offer[0].name, name);
+    send_to(&server.control);
+}
+
+static void refuse_twice(void) {
+    for (int i = 0; i < 2; i++) {
+        refuse(MESSAGE_REFUSE, "another run");
+        refuse(MESSAGE_WAIT, "the name is in use");
+    }
+}
+
+// Groups x and y are not in the run, so their offers are dropped while b's is pulled.
+static void offer_of_strangers(void) {
+    message_clear(&message, MESSAGE_PEER);
+    message_name(message.from, "b");
+    message.incarnation = 5;
+    send_to(&server.control);
+    offer("x");
+    offer("b");
+    offer("y");
+}
+
+static void answer(const Route *route) {
+    switch (received.kind) {
+        case MESSAGE_HELLO:
+            server.control = *route;
+            message_clear(&message, MESSAGE_WELCOME);
+            message.flags = FLAG_FIRST;
+            send_to(route);
+            break;
+        case MESSAGE_LINK:
+            message_clear(&message, MESSAGE_LINK);
+            send_to(route);
+            if (server.script) server.script();
+            server.script = NULL;
+            break;
+        case MESSAGE_GET: server.asked += strcmp(received.offer[0].name, "b") == 0; break;
+        default: break;
+    }
+}
+
+static void *serve(void *context) {
+    static uint8_t in[FRAME_BYTES];
+    const char *why;
+    Route route;
+    while (!server.stop) {
+        struct timespec nap = {0, 1000000};
+        transport_answer_checks(&server.transport);
+        int64_t bytes = transport_receive(server.socket, in, &route, NULL, NULL);
+        if (bytes < 0) nanosleep(&nap, NULL);
+        else if (frame_read(in, (size_t)bytes, &received, &why)) answer(&route);
+    }
+    return NULL;
+}
+
+static void run_member(Script script, void (*check)(void)) {
+    Error err = {0};
+    char error[1024];
+    int64_t size = PAYLOAD;
+    pthread_t thread;
+    Keys keys;
+    memset(&server, 0, sizeof server);
+    assert_int_equal(folder_make(server.folder, sizeof server.folder, "test_member"), 0);
+    assert_true(keys_generate(server.folder, SERVER_NAME, &err) && keys_generate(server.folder, "a", &err));
+    assert_true(keys_load(server.folder, SERVER_NAME, &keys, &err));
+    assert_true(transport_open(&server.transport, any_key, NULL, &err));
+    for (int i = 0; i < 100 && !server.socket; i++) {
+        snprintf(server.address, sizeof server.address, "tcp://127.0.0.1:%d",
+                 20000 + ((int)getpid() + 97 * i) % 10000);
+        server.socket = transport_listen(&server.transport, &keys, server.address, &err);
+    }
+    assert_non_null(server.socket);
+    server.script = script;
+    assert_int_equal(pthread_create(&thread, NULL, serve, NULL), 0);
+    const MemberOptions options = {.name = "a",
+                                   .rendezvous = server.address,
+                                   .keys = server.folder,
+                                   .identity = "test",
+                                   .min_groups = 1,
+                                   .grace_seconds = 1,
+                                   .connections = 1,
+                                   .chunks = 1,
+                                   .payload_bytes = &size,
+                                   .state_bytes = &size};
+    member = member_join(&options, error, sizeof error);
+    if (!member) fail_msg("%s", error);
+    check();
+    member_leave(member, 1);
+    server.stop = 1;
+    pthread_join(thread, NULL);
+    transport_close_socket(server.socket);
+    transport_close(&server.transport);
+    assert_int_equal(folder_remove(server.folder), 0);
+}
+
+static void check_refusals(void) {
+    int refused = 0, waits = 0;
+    for (double end = monotonic_seconds() + 20; monotonic_seconds() < end && refused + waits < 2;) {
+        MemberStats stats;
+        const char *line = member_news(member, &stats);
+        if (line && strcmp(line, "the rendezvous refused this group: another run") == 0) refused++;
+        if (line && strcmp(line, "the rendezvous refused this group for now: the name is in use") == 0)
+            waits++;
+    }
+    MemberStats stats;
+    assert_int_equal(refused, 1);
+    assert_int_equal(waits, 1);
+    assert_null(member_news(member, &stats));
+}
+
+static void refusals_of_a_member_are_news(void **state) { run_member(refuse_twice, check_refusals); }
+
+static void check_requests(void) {
+    for (double end = monotonic_seconds() + 20; monotonic_seconds() < end && !server.asked;) usleep(1000);
+    assert_int_equal(server.asked, 1);
+}
+
+static void offers_after_a_dropped_one_are_pulled(void **state) {
+    run_member(offer_of_strangers, check_requests);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(refusals_of_a_member_are_news),
+        cmocka_unit_test(offers_after_a_dropped_one_are_pulled),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
