@@ -156,8 +156,13 @@ static void begin_pulls(Member *m, double now) {
             const Offer offer = held->offer;
             const Peer *peer = member_peer(m, offer.name);
             bool usable = peer && peer->present && offer.bytes == m->payload_bytes[c];
-            if (usable) pulls_begin(&m->pulls, c, false, &offer, now);
-            else ledger_received(&m->ledger, c, &offer, NULL);
+            if (usable) {
+                pulls_begin(&m->pulls, c, false, &offer, now);
+                continue;
+            }
+            const int helds = m->ledger.chunk[c].helds;
+            ledger_received(&m->ledger, c, &offer, NULL);
+            if (m->ledger.chunk[c].helds < helds) i = -1;  // the others have moved
         }
     }
 }
