@@ -195,6 +195,10 @@ static void announce(Ledger *l, int c) {
 void ledger_offer(Ledger *l, int c, int64_t tokens, Payload *payload, uint64_t hash) {
     LedgerChunk *chunk = &l->chunk[c];
     Held *held = chunk->pending;
+    if (chunk->counted > chunk->counted_taken) {  // the trainer will find the open offer in a closed round
+        drop_pending(chunk);
+        return;
+    }
     if (held) payload_release(held->payload);
     else held = (Held *)xmalloc(sizeof *held, "an offer");
     *held = (Held){.offer = {.incarnation = l->incarnation,
@@ -206,10 +210,6 @@ void ledger_offer(Ledger *l, int c, int64_t tokens, Payload *payload, uint64_t h
                    .payload = payload_keep(payload)};
     message_name(held->offer.name, l->name);
     chunk->pending = held;
-    if (chunk->counted > chunk->counted_taken) {  // the trainer will find the open offer in a closed round
-        drop_pending(chunk);
-        return;
-    }
     // One unconfirmed offer at a time bounds the memory of all groups.
     if (chunk->announced == chunk->echoed) announce(l, c);
 }

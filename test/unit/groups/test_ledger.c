@@ -1,0 +1,50 @@
+// llmc/groups/ledger.c: offers that the trainer replaces after a round has closed with them.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "llmc/groups/ledger.h"
+
+static void no_network(void *context, Message *m) {}
+
+static void offer(Ledger *l, int64_t tokens) {
+    Payload *payload = payload_create(1);
+    payload->data[0] = 1;
+    ledger_offer(l, 0, tokens, payload, 1);
+    payload_release(payload);
+}
+
+// A round closes with offer 1 while the trainer makes the next offer, which contains its tokens.
+// The next is dropped, so that offer 1 remains the latest and counts once.
+static void a_dropped_offer_has_no_number(void **state) {
+    static Ledger l;
+    static Message m;
+    ledger_init(&l, "a", 3, 1, no_network, NULL);
+    ledger_fetched(&l, 0, 0, 3);
+    offer(&l, 100);
+    const LedgerChunk *chunk = &l.chunk[0];
+    assert_int_equal(chunk->number, 1);
+    message_clear(&m, MESSAGE_CLOSE);
+    m.round = 1;
+    m.offers = 1;
+    m.offer[0] = chunk->held[0].offer;
+    m.chain = chain_next(chunk->chain, 1, m.offer, 1);
+    ledger_receive(&l, &m);
+    assert_int_equal(chunk->counted, 1);
+    offer(&l, 200);
+    assert_null(chunk->pending);
+    assert_int_equal(chunk->number, 1);
+    ledger_take(&l, 0);
+    offer(&l, 100);
+    assert_int_equal(chunk->number, 2);
+    assert_int_equal(l.tokens_counted, 100);
+    ledger_free(&l);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_dropped_offer_has_no_number)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
