@@ -8,13 +8,14 @@
 // A request that has not been answered for so long is sent again for another group.
 static const double patience_seconds = 5;
 
-// Never 0.
+// Never 0. The owner's name and the fields that a group chooses are hashed one after the other, so
+// that no group can choose fields whose key is that of another owner's piece.
 static uint64_t piece_key(const Message *m, const char *owner) {
     const Offer *offer = &m->offer[0];
-    uint64_t parts[5] = {offer->incarnation, (uint64_t)offer->number, (uint64_t)m->chunk, (uint64_t)m->bytes,
-                         m->flags & FLAG_STATE};
+    uint64_t parts[6] = {offer->incarnation, (uint64_t)offer->number, offer->hash,
+                         (uint64_t)m->chunk, (uint64_t)m->bytes,      m->flags & FLAG_STATE};
     uint64_t name = XXH3_64bits(owner, strlen(owner));
-    return XXH3_64bits_withSeed(parts, sizeof parts, name ^ offer->hash) | 1;
+    return XXH3_64bits_withSeed(parts, sizeof parts, name) | 1;
 }
 
 static RelayRequest *find_request(Relay *relay, uint64_t key) {

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "llmc/groups/relay.h"
 
@@ -26,8 +27,8 @@ static const Message *piece(MessageKind kind, int64_t offset) {
     message_clear(&message, kind);
     message_name(message.to, "a");
     message.offers = 1;
+    message.offer[0] = (Offer){.number = 3};
     message_name(message.offer[0].name, "a");
-    message.offer[0].number = 3;
     message.bytes = offset;
     bytes[0] = (uint8_t)(offset / PIECE_BYTES);
     message.data = bytes;
@@ -59,6 +60,15 @@ static void pieces_are_requested_once(void **state) {
     assert_int_equal(ask(PIECE_BYTES, 2, 10), RELAY_FORWARD);
 }
 
+// Group b sends a piece whose hash makes up for the difference of the owners' names.
+static void owners_differ(void **state) {
+    assert_int_equal(ask(0, 1, 0), RELAY_FORWARD);
+    piece(MESSAGE_DATA, 0);
+    message.offer[0].hash ^= XXH3_64bits("a", 1) ^ XXH3_64bits("b", 1);
+    assert_true(relay_answer(&relay, &message, "b") == 0);
+    assert_int_equal(ask(0, 2, 0), RELAY_WAIT);
+}
+
 static void memory_is_bounded(void **state) {
     for (int64_t i = 0; i < 2 * RELAY_PIECES; i++) {
         assert_int_equal(ask(i * PIECE_BYTES, 0, 0), RELAY_FORWARD);
@@ -72,6 +82,7 @@ static void memory_is_bounded(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(pieces_are_requested_once, tear_down),
+        cmocka_unit_test_teardown(owners_differ, tear_down),
         cmocka_unit_test_teardown(memory_is_bounded, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
