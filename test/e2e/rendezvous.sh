@@ -110,6 +110,11 @@ refused() {
     "$server" keygen "$other" x >/dev/null
     cp "$keys/server.public" "$other/"
     not_joined "$other" 'refuses the keys' || return 1   # its key is unknown
+    "$server" keygen "$other/3" evil >/dev/null
+    cp "$keys/server.public" "$other/3/"
+    "$member" --name evil --rendezvous "$address" --keys "$other/3" --attack || { why="exit code $?"; return 1; }
+    [ "$(grep -c 'refused address .*: its key' "$work/server")" = 1 ] ||
+        { why="not one line for two unknown keys"; return 1; }
     "$server" keygen "$other/2" x >/dev/null
     cp "$other/2/x.public" "$keys/x.public"              # added while the server runs
     not_joined "$other/2" 'refuses the keys' || return 1 # the server.public is another one
