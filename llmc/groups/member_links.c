@@ -37,7 +37,7 @@ static bool check_peer(void *context, const uint8_t key[KEY_RAW], const char *ad
 bool links_listen(Member *m, Error *err) {
     if (!transport_open(&m->transport, m->listen ? check_peer : NULL, m, err)) return false;
     if (!m->listen) return true;
-    m->listener = transport_listen(&m->transport, &m->keys, m->listen, err);
+    m->listener = transport_listen(&m->transport, &m->keys, m->listen, 4 * PULL_WINDOW, err);
     return m->listener != NULL;
 }
 

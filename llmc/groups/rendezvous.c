@@ -17,7 +17,9 @@
 #include "llmc/groups/rounds.h"
 #include "llmc/groups/transport.h"
 
-enum { MOST_CONNECTIONS = 1024, TICK_MS = 50 };
+// MOST_PENDING: frames queued per connection and direction: PULL_WINDOW of 32
+// owners, and for the rounds and offers that are sent to a group that joins.
+enum { MOST_CONNECTIONS = 1024, MOST_PENDING = 4096, TICK_MS = 50 };
 static const double settle_seconds = 2, silent_seconds = 3, remove_seconds = 30;
 
 typedef struct Connection {
@@ -356,7 +358,7 @@ Rendezvous *rendezvous_serve_start(const RendezvousOptions *options, Error *err)
                 system_error(err, "cannot read random numbers: %s; check /dev/urandom", strerror(errno));
     good = good && keys_load(s->folder, SERVER_NAME, &s->keys, err) &&
            transport_open(&s->transport, check_key, s, err);
-    s->socket = good ? transport_listen(&s->transport, &s->keys, options->listen, err) : NULL;
+    s->socket = good ? transport_listen(&s->transport, &s->keys, options->listen, MOST_PENDING, err) : NULL;
     s->monitor = s->socket ? transport_monitor(&s->transport, s->socket, "rendezvous") : NULL;
     good = s->socket && (s->monitor || system_error(err, "cannot watch connections: %s; close other programs",
                                                     zmq_strerror(errno)));

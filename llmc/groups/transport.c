@@ -8,7 +8,7 @@
 
 // The address that libzmq asks to check keys (ZAP, rfc.zeromq.org/spec/27).
 #define ZAP_ADDRESS "inproc://zeromq.zap.01"
-enum { ZAP_FRAMES = 7, MOST_PENDING = 65536 };
+enum { ZAP_FRAMES = 7 };
 
 bool transport_open(Transport *t, CheckKey check, void *context, Error *err) {
     *t = (Transport){.check = check, .context = context};
@@ -88,9 +88,9 @@ static bool set_common(void *socket, const Keys *keys, int pending) {
            zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, keys->secret_key, KEY_TEXT) == 0;
 }
 
-void *transport_listen(Transport *t, const Keys *keys, const char *address, Error *err) {
+void *transport_listen(Transport *t, const Keys *keys, const char *address, int pending, Error *err) {
     void *socket = zmq_socket(t->zmq, ZMQ_ROUTER);
-    bool good = socket && set_common(socket, keys, MOST_PENDING) && set_number(socket, ZMQ_CURVE_SERVER, 1) &&
+    bool good = socket && set_common(socket, keys, pending) && set_number(socket, ZMQ_CURVE_SERVER, 1) &&
                 zmq_setsockopt(socket, ZMQ_ZAP_DOMAIN, "groups", 6) == 0 &&
                 set_number(socket, ZMQ_ROUTER_MANDATORY, 1);
     if (good && zmq_bind(socket, address) == 0) return socket;

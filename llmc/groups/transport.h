@@ -31,8 +31,9 @@ void transport_close(Transport *t);
 // Answers the pending requests of listening sockets. Call when `zap` is readable.
 void transport_answer_checks(Transport *t);
 
-// Opens a ROUTER socket that listens at tcp://address:port. Error: EXIT_ENVIRONMENT or EXIT_USAGE.
-void *transport_listen(Transport *t, const Keys *keys, const char *address, Error *err);
+// Opens a ROUTER socket that listens at tcp://address:port. pending: messages that are queued at
+// most in each direction of a connection. Error: EXIT_ENVIRONMENT or EXIT_USAGE.
+void *transport_listen(Transport *t, const Keys *keys, const char *address, int pending, Error *err);
 // Opens a DEALER socket that connects to a program with this public key, again and again if
 // necessary. pending: messages that are queued at most in each direction.
 void *transport_connect(Transport *t, const Keys *keys, const char *server_key, const char *address,

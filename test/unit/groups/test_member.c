@@ -112,11 +112,9 @@ static void *serve(void *context) {
     return NULL;
 }
 
-static void run_member(Script script, void (*check)(void)) {
+// Makes keys of the rendezvous and group a, and listens.
+static void open_server(int pending) {
     Error err = {0};
-    char error[1024];
-    int64_t size = PAYLOAD;
-    pthread_t thread;
     Keys keys;
     memset(&server, 0, sizeof server);
     assert_int_equal(folder_make(server.folder, sizeof server.folder, "test_member"), 0);
@@ -126,9 +124,22 @@ static void run_member(Script script, void (*check)(void)) {
     for (int i = 0; i < 100 && !server.socket; i++) {
         snprintf(server.address, sizeof server.address, "tcp://127.0.0.1:%d",
                  20000 + ((int)getpid() + 97 * i) % 10000);
-        server.socket = transport_listen(&server.transport, &keys, server.address, &err);
+        server.socket = transport_listen(&server.transport, &keys, server.address, pending, &err);
     }
     assert_non_null(server.socket);
+}
+
+static void close_server(void) {
+    transport_close_socket(server.socket);
+    transport_close(&server.transport);
+    assert_int_equal(folder_remove(server.folder), 0);
+}
+
+static void run_member(Script script, void (*check)(void)) {
+    char error[1024];
+    int64_t size = PAYLOAD;
+    pthread_t thread;
+    open_server(100);
     server.script = script;
     assert_int_equal(pthread_create(&thread, NULL, serve, NULL), 0);
     const MemberOptions options = {.name = "a",
@@ -147,9 +158,7 @@ static void run_member(Script script, void (*check)(void)) {
     member_leave(member, 1);
     server.stop = 1;
     pthread_join(thread, NULL);
-    transport_close_socket(server.socket);
-    transport_close(&server.transport);
-    assert_int_equal(folder_remove(server.folder), 0);
+    close_server();
 }
 
 static void check_refusals(void) {
@@ -178,9 +187,37 @@ static void offers_after_a_dropped_one_are_pulled(void **state) {
     run_member(offer_of_strangers, check_requests);
 }
 
+// A group that does not read makes the queue of its connection full, whose length is bounded.
+static void queues_are_bounded(void **state) {
+    enum { PENDING = 10, MOST = 400 };  // MOST: 100 MiB, more than the queues and buffers of TCP
+    Error err = {0};
+    Keys keys;
+    Route route = {.bytes = 0};
+    open_server(PENDING);
+    assert_true(keys_load(server.folder, "a", &keys, &err));
+    void *group = transport_connect(&server.transport, &keys, keys.server_key, server.address, PENDING, &err);
+    assert_non_null(group);
+    for (double end = monotonic_seconds() + 20; monotonic_seconds() < end && !route.bytes; usleep(1000)) {
+        transport_answer_checks(&server.transport);
+        transport_send(group, NULL, frame, 1);
+        if (transport_receive(server.socket, frame, &route, NULL, NULL) < 0) route.bytes = 0;
+    }
+    assert_true(route.bytes > 0);
+    int sent = 0;
+    // Pauses let the connection send what it can.
+    while (sent < MOST && transport_send(server.socket, &route, frame, PIECE_BYTES) == 0) {
+        sent++;
+        usleep(1000);
+    }
+    assert_in_range(sent, 1, MOST - 1);
+    transport_close_socket(group);
+    close_server();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refusals_of_a_member_are_news),
+        cmocka_unit_test(queues_are_bounded),
         cmocka_unit_test(offers_after_a_dropped_one_are_pulled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
