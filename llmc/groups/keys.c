@@ -19,12 +19,15 @@ static void key_path(char *path, size_t bytes, const char *folder, const char *n
     snprintf(path, bytes, "%s/%s.%s", folder, name, kind);
 }
 
+static bool key_exists(const char *path, Error *err) {
+    return usage_error(err, "%s exists; remove it to make a new key, or choose another name", path);
+}
+
 static bool write_key(const char *folder, const char *name, const char *kind, const char *key, Error *err) {
     char path[4096];
     key_path(path, sizeof path, folder, name, kind);
     int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (file < 0 && errno == EEXIST)
-        return usage_error(err, "%s exists; remove it to make a new key, or choose another name", path);
+    if (file < 0 && errno == EEXIST) return key_exists(path, err);
     char line[KEY_TEXT + 1];
     snprintf(line, sizeof line, "%s\n", key);
     bool good = file >= 0 && write_all(file, line, strlen(line)) && fsync(file) == 0;
@@ -46,6 +49,11 @@ bool keys_generate(const char *folder, const char *name, Error *err) {
     }
     if (mkdir(folder, 0700) != 0 && errno != EEXIST)
         return system_error(err, "cannot create %s: %s; choose another folder", folder, strerror(errno));
+    for (int i = 0; i < 2; i++) {  // before the first is written: a half of a pair is of no use
+        char path[4096];
+        key_path(path, sizeof path, folder, name, i ? "public" : "secret");
+        if (durable_exists(path)) return key_exists(path, err);
+    }
     if (zmq_curve_keypair(public_key, secret_key) != 0)
         return system_error(err,
                             "this libzmq has no CURVE encryption; install one that was built with libsodium");
@@ -84,6 +92,14 @@ bool keys_load_public(const char *folder, const char *name, char key[KEY_TEXT], 
     return read_key(path, key, err);
 }
 
+// As ssh: a key that others can read is not secret.
+static bool only_for_owner(const char *path, Error *err) {
+    struct stat status;
+    unsigned others = stat(path, &status) == 0 ? status.st_mode & 077 : 0;
+    return !others ||
+           system_error(err, "other users can use the secret key %s; run chmod 600 %s", path, path);
+}
+
 bool keys_load(const char *folder, const char *name, Keys *keys, Error *err) {
     char path[4096];
     *keys = (Keys){.name = ""};
@@ -96,7 +112,8 @@ bool keys_load(const char *folder, const char *name, Keys *keys, Error *err) {
     }
     message_name(keys->name, name);
     key_path(path, sizeof path, folder, name, "secret");
-    return read_key(path, keys->secret_key, err) && keys_load_public(folder, name, keys->public_key, err) &&
+    return only_for_owner(path, err) && read_key(path, keys->secret_key, err) &&
+           keys_load_public(folder, name, keys->public_key, err) &&
            keys_load_public(folder, SERVER_NAME, keys->server_key, err);
 }
 

@@ -18,7 +18,8 @@ typedef struct Keys {
 // Creates the folder (mode 0700) and a new pair of files. Existing files are an error (EXIT_USAGE).
 bool keys_generate(const char *folder, const char *name, Error *err);
 bool keys_exist(const char *folder, const char *name);
-// Reads a pair and server.public. Error: EXIT_ENVIRONMENT.
+// Reads a pair and server.public. Error: EXIT_ENVIRONMENT, also if NAME.secret has a mode that lets
+// others use it.
 bool keys_load(const char *folder, const char *name, Keys *keys, Error *err);
 // Reads NAME.public.
 bool keys_load_public(const char *folder, const char *name, char key[KEY_TEXT], Error *err);

@@ -46,7 +46,11 @@ made_keys() {
     "$server" keygen "$keys" a b c d evil >/dev/null || { why="exit code $?"; return 1; }
     [ "$(stat -c %a "$keys"/*.secret | sort -u)" = 600 ] || { why="others can read secret keys"; return 1; }
     ! "$server" keygen "$keys" a 2>"$work/err" || { why="an existing key was replaced"; return 1; }
-    grep -q 'a.secret exists' "$work/err"
+    grep -q 'a.secret exists' "$work/err" || { why=$(cat "$work/err"); return 1; }
+    mkdir "$work/half"
+    cp "$keys/a.public" "$work/half/"
+    ! "$server" keygen "$work/half" a 2>"$work/err" || { why="a public key was replaced"; return 1; }
+    grep -q 'a.public exists' "$work/err" && [ ! -e "$work/half/a.secret" ] || { why="half a pair"; return 1; }
 }
 usage() {
     local code
@@ -110,6 +114,8 @@ refused() {
     "$server" keygen "$other" x >/dev/null
     cp "$keys/server.public" "$other/"
     not_joined "$other" 'refuses the keys' || return 1   # its key is unknown
+    chmod 644 "$other/x.secret"
+    not_joined "$other" 'x.secret; run chmod 600' || return 1
     "$server" keygen "$other/3" evil >/dev/null
     cp "$keys/server.public" "$other/3/"
     "$member" --name evil --rendezvous "$address" --keys "$other/3" --attack || { why="exit code $?"; return 1; }
