@@ -9,6 +9,8 @@ enum { PIECE_MISSING, PIECE_ASKED, PIECE_RECEIVED };
 // Pieces are asked for again after so long without one. Connections are reliable, so this is only
 // needed when a peer or the rendezvous dropped requests.
 static const double again_seconds = 10;
+// An owner that sends pieces of other payloads answers in order: its pieces are probably on their way.
+static const double busy_again_seconds = 60;
 // An urgent payload is given up after so long without a piece from its owner: the state is fetched
 // instead, from another group.
 static const double stuck_seconds = 3;
@@ -93,7 +95,9 @@ void pulls_step(Pulls *pulls, double now) {
             finish(pulls, i--, false);
             continue;
         }
-        if (pull->outstanding && now > pull->progress + again_seconds) ask_again(pull);
+        double quiet = now - pull->progress;
+        bool busy = now <= owner_moved(pulls, pull) + again_seconds;
+        if (pull->outstanding && quiet > (busy ? busy_again_seconds : again_seconds)) ask_again(pull);
         if (pull->received + pull->outstanding == pull->pieces) continue;
         int64_t most = PULL_WINDOW - outstanding(pulls, pull->offer.name);
         for (int64_t k = 0; k < pull->pieces && most > 0; k++) {

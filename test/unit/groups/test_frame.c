@@ -256,6 +256,24 @@ static void transfers_have_a_window(void **state) {
     assert_int_equal(pulls.bytes, CONTENT);
 }
 
+// Pieces are asked for again after 10 s, or 60 s while pieces of other payloads of the owner arrive.
+static void pieces_are_asked_for_again(void **state) {
+    begin("a", false);
+    pulls_step(&pulls, 0);
+    Offer other = begin("a", true);
+    for (int second = 1; second < 60; second++) {
+        answer(&other, true, second * (int64_t)PIECE_BYTES, second);
+        pulls_step(&pulls, second);
+    }
+    assert_int_equal(transfer.count, PULL_WINDOW);
+    pulls_step(&pulls, 61);
+    assert_int_equal(transfer.count, 2 * PULL_WINDOW);
+    pulls_step(&pulls, 70);
+    assert_int_equal(transfer.count, 2 * PULL_WINDOW);
+    pulls_step(&pulls, 72);
+    assert_int_equal(transfer.count, 3 * PULL_WINDOW);
+}
+
 static void transfers_resume(void **state) {
     Offer offer = begin("a", true);
     pulls_step(&pulls, 0);
@@ -338,6 +356,7 @@ int main(void) {
         cmocka_unit_test(replays_are_detected),
         cmocka_unit_test(refusals_are_printed_once_a_minute),
         cmocka_unit_test_setup_teardown(transfers_have_a_window, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(pieces_are_asked_for_again, set_up, tear_down),
         cmocka_unit_test_setup_teardown(transfers_resume, set_up, tear_down),
         cmocka_unit_test_setup_teardown(transfers_end, set_up, tear_down),
         cmocka_unit_test_setup_teardown(invalid_pieces_are_ignored, set_up, tear_down),
