@@ -126,7 +126,7 @@ void frame_seal(uint8_t *frame, size_t bytes);
 // Decodes a frame. Returns false with a reason (a constant text) if anything in it is malformed.
 bool frame_read(const uint8_t *frame, size_t bytes, Message *message, const char **why);
 
-// Replay check of one socket. It survives reconnections, so the sequence must not start anew.
+// Replay check of one socket. It survives reconnections, so the sequence must not restart.
 typedef struct FrameOrder {
     uint64_t session, sequence;
 } FrameOrder;

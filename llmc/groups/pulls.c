@@ -9,7 +9,7 @@ enum { PIECE_MISSING, PIECE_ASKED, PIECE_RECEIVED };
 // Pieces are asked for again after so long without one. Connections are reliable, so this is only
 // needed when a peer or the rendezvous dropped requests.
 static const double again_seconds = 10;
-// An owner that sends pieces of other payloads answers in order: its pieces are probably on their way.
+// The same while pieces of other payloads arrive: the owner answers in order and is only slow.
 static const double busy_again_seconds = 60;
 // An urgent payload is given up after so long without a piece from its owner: the state is fetched
 // instead, from another group.

@@ -9,7 +9,7 @@
 static const double patience_seconds = 5;
 
 // Never 0. The owner's name and the fields that a group chooses are hashed one after the other, so
-// that no group can choose fields whose key is that of another owner's piece.
+// that no group can choose fields that give the key of another owner's piece.
 static uint64_t piece_key(const Message *m, const char *owner) {
     const Offer *offer = &m->offer[0];
     uint64_t parts[6] = {offer->incarnation, (uint64_t)offer->number, offer->hash,

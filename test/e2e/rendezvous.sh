@@ -50,7 +50,8 @@ made_keys() {
     mkdir "$work/half"
     cp "$keys/a.public" "$work/half/"
     ! "$server" keygen "$work/half" a 2>"$work/err" || { why="a public key was replaced"; return 1; }
-    grep -q 'a.public exists' "$work/err" && [ ! -e "$work/half/a.secret" ] || { why="half a pair"; return 1; }
+    grep -q 'a.public exists' "$work/err" || { why=$(cat "$work/err"); return 1; }
+    [ ! -e "$work/half/a.secret" ] || { why="a secret key without its public key"; return 1; }
 }
 usage() {
     local code
@@ -118,7 +119,8 @@ refused() {
     not_joined "$other" 'x.secret; run chmod 600' || return 1
     "$server" keygen "$other/3" evil >/dev/null
     cp "$keys/server.public" "$other/3/"
-    "$member" --name evil --rendezvous "$address" --keys "$other/3" --attack || { why="exit code $?"; return 1; }
+    "$member" --name evil --rendezvous "$address" --keys "$other/3" --attack ||
+        { why="exit code $?"; return 1; }
     [ "$(grep -c 'refused address .*: its key' "$work/server")" = 1 ] ||
         { why="not one line for two unknown keys"; return 1; }
     "$server" keygen "$other/2" x >/dev/null
@@ -182,11 +184,11 @@ reconnected() {
 check "a group whose connection is lost continues after it reconnects" reconnected
 
 same_hashes() {
-    local different
-    different=$(cat "$work"/{a,b,c,c2,d,x} | sed -n 's/^round \([0-9]* [0-9]*\) .* \([0-9a-f]*\)$/\1 \2/p' | sort -u |
+    local different logs=("$work"/{a,b,c,c2,d,x})
+    different=$(cat "${logs[@]}" | sed -n 's/^round \([0-9]* [0-9]*\) .* \([0-9a-f]*\)$/\1 \2/p' | sort -u |
         awk '{ if ($1 " " $2 in seen) print "chunk " $1 " round " $2; seen[$1 " " $2] = 1 }')
     [ -z "$different" ] || { why="weights differ: $(head -n 1 <<<"$different")"; return 1; }
-    ! grep -q 'hashes differ' "$work"/{a,b,c,c2,d,x} || { why="the rendezvous saw different hashes"; return 1; }
+    ! grep -q 'hashes differ' "${logs[@]}" || { why="the rendezvous saw different hashes"; return 1; }
 }
 check "all groups had the same weights after every round" same_hashes
 finish

@@ -256,7 +256,7 @@ static void transfers_have_a_window(void **state) {
     assert_int_equal(pulls.bytes, CONTENT);
 }
 
-// Pieces are asked for again after 10 s, or 60 s while pieces of other payloads of the owner arrive.
+// Pieces are asked for again after 10 s, or 60 s while the owner sends pieces of other payloads.
 static void pieces_are_asked_for_again(void **state) {
     begin("a", false);
     pulls_step(&pulls, 0);
