@@ -17,8 +17,8 @@
 #include "llmc/groups/rounds.h"
 #include "llmc/groups/transport.h"
 
-// MOST_PENDING: frames queued per connection and direction: PULL_WINDOW of 32
-// owners, and for the rounds and offers that are sent to a group that joins.
+// MOST_PENDING: frames queued per connection and direction. Enough for the pull windows of 32
+// owners, and for the rounds and offers that a joining group is sent.
 enum { MOST_CONNECTIONS = 1024, MOST_PENDING = 4096, TICK_MS = 50 };
 static const double settle_seconds = 2, silent_seconds = 3, remove_seconds = 30;
 

@@ -11,6 +11,8 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include <xxhash.h>
+#include <zmq.h>
 
 #include "llmc/groups/keys.h"
 #include "llmc/groups/member.h"
@@ -23,7 +25,7 @@ enum { PAYLOAD = 8 };
 typedef void (*Script)(void);
 
 static struct {
-    char folder[64], address[64];
+    char folder[64], address[64], listen[64];  // listen: address of the group
     Transport transport;
     void *socket;
     Script script;
@@ -68,12 +70,20 @@ static void refuse_twice(void) {
     }
 }
 
-// Groups x and y are not in the run, so their offers are dropped while b's is pulled.
-static void offer_of_strangers(void) {
+static void announce_b(void) {
+    Error err = {0};
+    char key[KEY_TEXT];
+    assert_true(keys_load_public(server.folder, "b", key, &err));
     message_clear(&message, MESSAGE_PEER);
     message_name(message.from, "b");
+    message_text(&message, key);
     message.incarnation = 5;
     send_to(&server.control);
+}
+
+// Groups x and y are not in the run, so their offers are dropped while b's is pulled.
+static void offer_of_strangers(void) {
+    announce_b();
     offer("x");
     offer("b");
     offer("y");
@@ -112,18 +122,20 @@ static void *serve(void *context) {
     return NULL;
 }
 
-// Makes keys of the rendezvous and group a, and listens.
+// Makes keys of the rendezvous and of groups a and b, and listens.
 static void open_server(int pending) {
     Error err = {0};
     Keys keys;
     memset(&server, 0, sizeof server);
     assert_int_equal(folder_make(server.folder, sizeof server.folder, "test_member"), 0);
-    assert_true(keys_generate(server.folder, SERVER_NAME, &err) && keys_generate(server.folder, "a", &err));
+    const char *const names[] = {SERVER_NAME, "a", "b"};
+    for (int i = 0; i < 3; i++) assert_true(keys_generate(server.folder, names[i], &err));
     assert_true(keys_load(server.folder, SERVER_NAME, &keys, &err));
     assert_true(transport_open(&server.transport, any_key, NULL, &err));
     for (int i = 0; i < 100 && !server.socket; i++) {
-        snprintf(server.address, sizeof server.address, "tcp://127.0.0.1:%d",
-                 20000 + ((int)getpid() + 97 * i) % 10000);
+        int port = 20000 + ((int)getpid() + 98 * i) % 10000;
+        snprintf(server.address, sizeof server.address, "tcp://127.0.0.1:%d", port);
+        snprintf(server.listen, sizeof server.listen, "tcp://127.0.0.1:%d", port + 1);
         server.socket = transport_listen(&server.transport, &keys, server.address, pending, &err);
     }
     assert_non_null(server.socket);
@@ -145,6 +157,7 @@ static void run_member(Script script, void (*check)(void)) {
     const MemberOptions options = {.name = "a",
                                    .rendezvous = server.address,
                                    .keys = server.folder,
+                                   .listen = server.listen,
                                    .identity = "test",
                                    .min_groups = 1,
                                    .grace_seconds = 1,
@@ -187,6 +200,47 @@ static void offers_after_a_dropped_one_are_pulled(void **state) {
     run_member(offer_of_strangers, check_requests);
 }
 
+// Greets group a as b until it answers. Returns the sequence number of the answer.
+static uint64_t greet(void *socket, uint64_t *sequence) {
+    static Message greeting, reply;
+    static uint8_t out[FRAME_BYTES];
+    const char *why;
+    for (double end = monotonic_seconds() + 20; monotonic_seconds() < end; usleep(10000)) {
+        message_clear(&greeting, MESSAGE_LINK);
+        greeting.run = XXH3_64bits("test", 4);
+        greeting.session = 5;
+        greeting.sequence = ++*sequence;
+        transport_send(socket, NULL, out, frame_write(&greeting, out));
+        int64_t bytes = transport_receive(socket, out, NULL, NULL, NULL);
+        if (bytes > 0 && frame_read(out, (size_t)bytes, &reply, &why)) return reply.sequence;
+    }
+    return 0;
+}
+
+// The socket of b survives a lost connection, and so does its replay check.
+static void check_reconnection(void) {
+    Error err = {0};
+    Transport transport;
+    Keys b;
+    char a[KEY_TEXT];
+    static uint8_t in[FRAME_BYTES];
+    uint64_t sequence = 0;
+    assert_true(keys_load(server.folder, "b", &b, &err) && keys_load_public(server.folder, "a", a, &err));
+    assert_true(transport_open(&transport, NULL, NULL, &err));
+    void *socket = transport_connect(&transport, &b, a, server.listen, 100, &err);
+    assert_non_null(socket);
+    uint64_t before = greet(socket, &sequence);
+    assert_true(before > 0);
+    assert_int_equal(zmq_disconnect(socket, server.listen), 0);
+    while (transport_receive(socket, in, NULL, NULL, NULL) >= 0) continue;
+    assert_int_equal(zmq_connect(socket, server.listen), 0);
+    assert_true(greet(socket, &sequence) > before);
+    transport_close_socket(socket);
+    transport_close(&transport);
+}
+
+static void direct_connections_reconnect(void **state) { run_member(announce_b, check_reconnection); }
+
 // A group that does not read makes the queue of its connection full, whose length is bounded.
 static void queues_are_bounded(void **state) {
     enum { PENDING = 10, MOST = 400 };  // MOST: 100 MiB, more than the queues and buffers of TCP
@@ -217,6 +271,7 @@ static void queues_are_bounded(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refusals_of_a_member_are_news),
+        cmocka_unit_test(direct_connections_reconnect),
         cmocka_unit_test(queues_are_bounded),
         cmocka_unit_test(offers_after_a_dropped_one_are_pulled),
     };
