@@ -69,9 +69,10 @@ typedef struct MemberStats {
     int64_t tokens_counted;  // tokens of this group that counted in a closed round
 } MemberStats;
 
-// Joins the run. Returns NULL after one line in `error` (bytes_of_error): unreachable rendezvous,
-// refused keys, another run, a name in use.
-Member *member_join(const MemberOptions *options, char *error, size_t bytes_of_error);
+// Joins the run. Returns NULL with an error: another run, a name in use (EXIT_USAGE), unusable keys
+// or sockets (EXIT_ENVIRONMENT), no answer (EXIT_COMMUNICATION), stopped (EXIT_STOPPED). err must
+// be empty.
+Member *member_join(const MemberOptions *options, Error *err);
 // True: no group of this run has state. The own weights become the outer weights of round 0.
 // Otherwise the trainer fetches every chunk before it offers or takes.
 bool member_is_first(const Member *member);

@@ -178,20 +178,19 @@ static bool wait_joined(Member *m, Error *err) {
     }
 }
 
-Member *member_join(const MemberOptions *options, char *error, size_t bytes_of_error) {
+Member *member_join(const MemberOptions *options, Error *err) {
     assert(options && options->name && options->rendezvous && options->keys && options->identity);
     assert(options->chunks > 0 && options->chunks < MAX_CHUNKS && options->payload_bytes &&
            options->state_bytes);
-    Error err = {0};
     Member *m = create(options);
-    if (!connect_sockets(m, &err) || pthread_create(&m->thread, NULL, member_network, m) != 0) {
-        if (!*err.what) system_error(&err, "cannot start a thread for the network; raise ulimit -u");
+    if (!connect_sockets(m, err) || pthread_create(&m->thread, NULL, member_network, m) != 0) {
+        if (err->code == EXIT_DONE)
+            system_error(err, "cannot start a thread for the network; raise ulimit -u");
         free_member(m);
-        snprintf(error, bytes_of_error, "%s", err.what);
         return NULL;
     }
     lock(m);
-    bool joined = wait_joined(m, &err);
+    bool joined = wait_joined(m, err);
     if (joined) {
         member_say(m, "joined the run at %s as group %s; %s", m->rendezvous, m->ledger.name,
                    m->listen ? "other groups may connect directly"
@@ -200,7 +199,6 @@ Member *member_join(const MemberOptions *options, char *error, size_t bytes_of_e
     unlock(m);
     if (joined) return m;
     member_leave(m, 0);
-    snprintf(error, bytes_of_error, "%s", err.what);
     return NULL;
 }
 

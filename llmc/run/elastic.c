@@ -210,7 +210,6 @@ static bool open_member(Run *run) {
     if (run->config.rendezvous_serve && !serve_rendezvous(run)) return false;
     Elastic *e = run->elastic;
     const Config *c = &run->config;
-    char why[768];
     char *identity = identity_of(run);
     MemberOptions options = {.name = c->replica_group,
                              .rendezvous = c->rendezvous,
@@ -224,9 +223,9 @@ static bool open_member(Run *run) {
                              .payload_bytes = e->payload_bytes,
                              .state_bytes = e->state_bytes,
                              .stop = &e->stop};
-    e->member = member_join(&options, why, sizeof why);
+    e->member = member_join(&options, &run->error);
     free(identity);
-    return e->member || error_set(&run->error, EXIT_COMMUNICATION, "%s", why);
+    return e->member != NULL;
 }
 
 // Takes over the state of all chunks, and the position in the run.

@@ -101,15 +101,17 @@ restarted() {
 }
 check "the rendezvous restarts, and training continues meanwhile" restarted
 
-refused() { # PATTERN GROUP FLAGS...
-    local pattern=$1
-    shift
+refused() { # CODE PATTERN GROUP FLAGS...
+    local rc code=$1 pattern=$2
+    shift 2
     group "$@"
-    ! wait "$pid" && grep -q "^error: .*$pattern" "$work/$1.err" ||
-        { why=$(cat "$work/$1.err"); return 1; }
+    wait "$pid"
+    rc=$?
+    [ $rc -eq "$code" ] && grep -q "^error: .*$pattern" "$work/$1.err" ||
+        { why="exit code $rc, $(cat "$work/$1.err")"; return 1; }
 }
-check "a group with another learning rate is refused" refused "other\|different\|lr" three 1 --lr 1e-3
-check "a group without keys is refused" refused "four" four 1
+check "a group with another learning rate is refused" refused 2 "another run.*lr" three 1 --lr 1e-3
+check "a group without keys is refused" refused 3 "four" four 1
 
 # The groups that could serve a newcomer are frozen. Unless the rendezvous still has a copy of their
 # state, it waits until a signal ends it.

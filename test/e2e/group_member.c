@@ -186,7 +186,6 @@ static bool attack(const Settings *s, Error *err) {
 
 static bool run(const void *settings, int *argc, char ***argv, Error *err) {
     const Settings *s = (const Settings *)settings;
-    char error[1024];
     int64_t sizes[100];
     Weights w[100];
     if (!s->name || !s->rendezvous || !s->keys)
@@ -209,8 +208,8 @@ static bool run(const void *settings, int *argc, char ***argv, Error *err) {
                                    .chunks = s->chunks,
                                    .payload_bytes = sizes,
                                    .state_bytes = sizes};
-    Member *m = member_join(&options, error, sizeof error);
-    if (!m) return system_error(err, "%s", error);
+    Member *m = member_join(&options, err);
+    if (!m) return false;
     printf("joined %s\n", member_is_first(m) ? "first" : "later");
     fflush(stdout);
     for (int c = 0; c < s->chunks && !member_is_first(m); c++) fetch(m, c, w);

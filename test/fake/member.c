@@ -133,7 +133,7 @@ static void close_round(Member *m, int chunk) {
     free(all);
 }
 
-Member *member_join(const MemberOptions *options, char *error, size_t bytes_of_error) {
+Member *member_join(const MemberOptions *options, Error *err) {
     Member *m = xcalloc(1, sizeof *m, "a member");
     m->o = *options;
     char *path = text_format("%s/lock", options->keys);
@@ -141,7 +141,7 @@ Member *member_join(const MemberOptions *options, char *error, size_t bytes_of_e
     free(path);
     char identity[2048] = "", name[MOST_GROUPS][NAME_BYTES];
     if (m->lock < 0) {
-        snprintf(error, bytes_of_error, "cannot open %s; create the folder", options->keys);
+        system_error(err, "cannot open %s; create the folder", options->keys);
         free(m);
         return NULL;
     }
@@ -160,8 +160,8 @@ Member *member_join(const MemberOptions *options, char *error, size_t bytes_of_e
     }
     unlock(m);
     if (other) {
-        snprintf(error, bytes_of_error, "the run at %s has other flags: %s, not %s; use the same flags",
-                 options->rendezvous, identity, options->identity);
+        usage_error(err, "the run at %s has other flags: %s, not %s; use the same flags", options->rendezvous,
+                    identity, options->identity);
         member_leave(m, 0);
         return NULL;
     }

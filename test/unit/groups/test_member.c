@@ -148,7 +148,7 @@ static void close_server(void) {
 }
 
 static void run_member(Script script, void (*check)(void)) {
-    char error[1024];
+    Error err = {0};
     int64_t size = PAYLOAD;
     pthread_t thread;
     open_server(100);
@@ -165,8 +165,8 @@ static void run_member(Script script, void (*check)(void)) {
                                    .chunks = 1,
                                    .payload_bytes = &size,
                                    .state_bytes = &size};
-    member = member_join(&options, error, sizeof error);
-    if (!member) fail_msg("%s", error);
+    member = member_join(&options, &err);
+    if (!member) fail_msg("%s", err.what);
     check();
     member_leave(member, 1);
     server.stop = 1;
