@@ -36,7 +36,7 @@ typedef struct MemberOptions {
     int chunks;
     const int64_t *payload_bytes;  // (chunks) bytes of an encoded pseudo-gradient
     const int64_t *state_bytes;    // (chunks) bytes of outer weights and momentum
-    const volatile int *stop;      // not 0: blocking calls return at once
+    const volatile int *stop;      // not 0: blocking calls return at once; may be NULL
 } MemberOptions;
 
 typedef struct Member Member;

@@ -69,8 +69,8 @@ typedef struct TensorParallel {
     Stream *compute, *side;  // side NULL: collectives run on `compute`
     Event *queued, *gathered, *reduced;
     // --quantized-tensor-parallel (tensor_codes.c)
-    bool coded;     // training passes send codes
-    bool training;  // the current pass is one
+    bool coded;        // training passes send codes
+    bool sends_codes;  // --quantized-tensor-parallel in a training pass
     ActivationFormat format;
     ActivationScratch scratch;  // for (N, C); used on the stream of the collectives
     uint8_t *send, *recv;       // (ranks) messages of N / ranks rows
@@ -84,7 +84,9 @@ void tp_open(TensorParallel *tp, Device *device);
 void tp_close(TensorParallel *tp);
 
 // Called at the start of a pass. Training passes send codes with --quantized-tensor-parallel.
-static inline void tp_begin_pass(TensorParallel *tp, bool training) { tp->training = tp->coded && training; }
+static inline void tp_begin_pass(TensorParallel *tp, bool training) {
+    tp->sends_codes = tp->coded && training;
+}
 
 // Returns the range of rows, of N in total, that this rank holds between GEMMs.
 Rows tp_rows(const TensorParallel *tp, int64_t N);

@@ -75,7 +75,7 @@ void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floa
                          .C = tp->C,
                          .total = N * tp->C,
                          .scatter = tp->sequence};
-    if (tp->training) tp_reduce_codes(tp, partial, bias, out, N, s);
+    if (tp->sends_codes) tp_reduce_codes(tp, partial, bias, out, N, s);
     else if (!comm_reduce_direct(tp->group, &reduce, s)) reduce_in_steps(tp, &reduce, s);
     done(tp, tp->reduced);
 }
@@ -98,7 +98,7 @@ void tp_gather_bytes_begin(const TensorParallel *tp, const void *own, void *whol
 
 const floatX *tp_gather_begin(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N) {
     if (!tp->sequence) return own;
-    if (tp->training) {
+    if (tp->sends_codes) {
         tp_gather_codes(tp, own, whole, N, begin(tp));
         done(tp, tp->gathered);
         return whole;

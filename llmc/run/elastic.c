@@ -221,8 +221,7 @@ static bool open_member(Run *run) {
                              .connections = CONNECTIONS,
                              .chunks = chunks_count(e->chunks),
                              .payload_bytes = e->payload_bytes,
-                             .state_bytes = e->state_bytes,
-                             .stop = &e->stop};
+                             .state_bytes = e->state_bytes};
     e->member = member_join(&options, &run->error);
     free(identity);
     return e->member != NULL;

@@ -79,7 +79,6 @@ struct Elastic {
     Member *member;                        // rank 0
     Rendezvous *server;                    // rank 0, with --rendezvous-serve
     char *listen;                          // its address
-    int stop;                              // for Member
     ChunkSync *sync;                       // (chunks)
     int64_t *payload_bytes, *state_bytes;  // (chunks)
     uint8_t *state;                        // host memory (largest state_bytes)

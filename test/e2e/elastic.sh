@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # --replica-group over the network: two groups of different layout, one of which is killed,
 # restarted by run_until_done.sh, and frozen. The rendezvous restarts, and groups that do not belong
-# to the run are refused. elastic_layouts.sh tests the layouts. shellcheck source-path=SCRIPTDIR
-# source=../lib.sh disable=SC2015,SC2317 # check calls the functions
+# to the run are refused. elastic_layouts.sh tests the layouts.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 11
 data=$work/text_text_document
