@@ -178,7 +178,7 @@ int64_t member_fetch(Member *m, int chunk, uint8_t *state) {
     lock(m);
     put(at(m, "want", chunk, 0, m->o.name), "", 0, NULL, 0);
     unlock(m);
-    while (!*m->o.stop) {
+    while (!m->o.stop || !*m->o.stop) {
         lock(m);
         bool got = get(at(m, "state", chunk, 0, m->o.name), read, bytes + 8) == bytes + 8;
         bool alone = present(m, name) == 1;
@@ -262,7 +262,7 @@ bool member_take(Member *m, int chunk, bool wait, ClosedRound *closed) {
         lock(m);
         bool taken = take(m, chunk, closed);
         unlock(m);
-        if (taken || !wait || *m->o.stop) return taken;
+        if (taken || !wait || (m->o.stop && *m->o.stop)) return taken;
         usleep(2000);
     }
 }
