@@ -120,7 +120,7 @@ static Member *create(const MemberOptions *options) {
     memcpy(m->payload_bytes, options->payload_bytes, chunks * sizeof *m->payload_bytes);
     memcpy(m->state_bytes, options->state_bytes, chunks * sizeof *m->state_bytes);
     m->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    m->heard = monotonic_seconds();
+    m->heard = m->control.made = m->bulk.made = monotonic_seconds();
     m->deal = 1;
     m->deal_first = -1;
     return m;

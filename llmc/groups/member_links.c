@@ -58,13 +58,15 @@ void links_close_peer(Peer *peer) {
 void links_open_peer(Member *m, Peer *peer) {
     bool dial = *peer->address && (!m->listen || strcmp(m->ledger.name, peer->name) < 0);
     if (!dial || peer->link[0].socket) return;
+    double now = monotonic_seconds();
     for (int k = 0; k < connections(m); k++) {
         Error err = {0};
         peer->link[k].socket = transport_connect(&m->transport, &m->keys, peer->key, peer->address,
                                                  PULL_WINDOW, &err);
         if (!peer->link[k].socket) member_say(m, "%s", err.what);
+        peer->link[k].made = now;
     }
-    peer->since = monotonic_seconds();
+    peer->since = now;
 }
 
 int links_poll(Member *m, void *items, int most) {
@@ -118,7 +120,9 @@ void links_keep(Member *m, double now) {
         if (!peer->present) continue;
         for (int k = 0; k < MOST_PATHS; k++) {
             Link *link = &peer->link[k];
-            if (!link->socket || now < link->asked + greet_seconds) continue;
+            if (!link->socket) continue;
+            member_keep_link(link, peer->address, now);
+            if (now < link->asked + greet_seconds) continue;
             link->asked = now;
             message_clear(&m->out, MESSAGE_LINK);
             message_name(m->out.to, peer->name);

@@ -1,6 +1,7 @@
 // The network thread of a Member: joins the run, moves messages between the ledger and the
 // rendezvous, and transfers payloads.
 #include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,8 @@
 #include "llmc/groups/member_state.h"
 
 enum { IDLE_MS = 50, BUSY_MS = 2, FRAMES_AT_ONCE = 256, MOST_ITEMS = 5 + 2 + MAX_GROUPS * MOST_PATHS };
-static const double hello_seconds = 0.25, beat_seconds = 0.5, link_seconds = 1, lost_seconds = 5;
+static const double hello_seconds = 0.25, beat_seconds = 0.5, link_seconds = 1, lost_seconds = 5,
+                    silent_seconds = 10;
 static const double fetch_seconds = 5, served_seconds = 120;
 
 void member_say(Member *m, const char *format, ...) {
@@ -43,6 +45,12 @@ size_t member_write(Member *m, Message *message) {
 int member_send_on(Member *m, Link *link, Message *message) {
     size_t bytes = member_write(m, message);
     return transport_send(link->socket, NULL, m->frame_out, bytes);
+}
+
+void member_keep_link(Link *link, const char *address, double now) {
+    if (now < fmax(link->heard, link->made) + silent_seconds) return;
+    transport_reconnect(link->socket, address);
+    link->made = now;
 }
 
 void member_queue(Member *m, const Message *message) {
@@ -356,6 +364,7 @@ static void receive_link(Member *m, Link *link, double now) {
         if (!frame_read(m->frame_in, (size_t)bytes, &m->in, &why)) {
             member_refuse(m, "the rendezvous", why);
         } else if (frame_in_order(&link->order, &m->in, greeting(m->in.kind))) {
+            link->heard = now;
             if (link == &m->bulk && m->in.kind == MESSAGE_LINK) m->bulk.up = true;
             else if (link == &m->bulk) member_receive_payload(m, now);
             else receive_control(m, now);
@@ -387,6 +396,8 @@ static void keep_connections(Member *m, double now) {
         m->ledger.joined = false;
     }
     if (m->stopping) return;
+    member_keep_link(&m->control, m->rendezvous, now);
+    member_keep_link(&m->bulk, m->rendezvous, now);
     if (!m->ledger.joined) say_hello(m, now);
     else if (now > m->beat + beat_seconds) {
         m->beat = now;

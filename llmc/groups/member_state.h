@@ -18,7 +18,8 @@ typedef struct Link {
     void *socket;
     FrameOrder order;
     double asked;  // last greeting
-    double heard;  // last frame of a direct connection
+    double heard;  // last frame
+    double made;   // last attempt to connect
     bool up;       // rendezvous: greeted and answered
 } Link;
 
@@ -133,6 +134,8 @@ void member_refuse(Member *m, const char *who, const char *why);
 size_t member_write(Member *m, Message *message);
 // Sends a message on a link. Returns errno of transport_send.
 int member_send_on(Member *m, Link *link, Message *message);
+// Connects a link again that has been silent for ten seconds.
+void member_keep_link(Link *link, const char *address, double now);
 // Handles m->in: a request for a piece, a piece, or that a payload is gone.
 void member_receive_payload(Member *m, double now);
 Peer *member_peer(Member *m, const char *name);

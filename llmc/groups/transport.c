@@ -118,6 +118,11 @@ void *transport_connect(Transport *t, const Keys *keys, const char *server_key, 
     return NULL;
 }
 
+void transport_reconnect(void *socket, const char *address) {
+    zmq_disconnect(socket, address);  // fails if libzmq has given up
+    zmq_connect(socket, address);
+}
+
 void transport_close_socket(void *socket) {
     if (socket) zmq_close(socket);
 }

@@ -38,6 +38,9 @@ void *transport_listen(Transport *t, const Keys *keys, const char *address, int 
 // necessary. pending: messages that are queued at most in each direction.
 void *transport_connect(Transport *t, const Keys *keys, const char *server_key, const char *address,
                         int pending, Error *err);
+// Makes the connection of a DEALER socket again. libzmq itself gives up after a refused key, which
+// the other side may know by now. Messages in the socket's queues may be lost.
+void transport_reconnect(void *socket, const char *address);
 void transport_close_socket(void *socket);
 
 // Events of a socket since the last call. Bits:

@@ -5,10 +5,12 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -25,7 +27,7 @@ enum { PAYLOAD = 8 };
 typedef void (*Script)(void);
 
 static struct {
-    char folder[64], address[64], listen[64];  // listen: address of the group
+    char folder[64], address[64], listen[64], listen_b[64];  // listen: addresses of the groups
     Transport transport;
     void *socket;
     Script script;
@@ -70,7 +72,8 @@ static void refuse_twice(void) {
     }
 }
 
-static void announce_b(void) {
+// address: where b listens, or "".
+static void announce(const char *address) {
     Error err = {0};
     char key[KEY_TEXT];
     assert_true(keys_load_public(server.folder, "b", key, &err));
@@ -78,8 +81,12 @@ static void announce_b(void) {
     message_name(message.from, "b");
     message_text(&message, key);
     message.incarnation = 5;
+    snprintf(message.address, sizeof message.address, "%s", address);
     send_to(&server.control);
 }
+
+static void announce_b(void) { announce(""); }
+static void announce_listening_b(void) { announce(server.listen_b); }
 
 // Groups x and y are not in the run, so their offers are dropped while b's is pulled.
 static void offer_of_strangers(void) {
@@ -103,6 +110,10 @@ static void answer(const Route *route) {
             if (server.script) server.script();
             server.script = NULL;
             break;
+        case MESSAGE_BEAT:
+            message_clear(&message, MESSAGE_PULSE);
+            send_to(route);
+            break;
         case MESSAGE_GET: server.asked += strcmp(received.offer[0].name, "b") == 0; break;
         default: break;
     }
@@ -122,6 +133,18 @@ static void *serve(void *context) {
     return NULL;
 }
 
+// Writes the address of a port that is free now.
+static void free_address(char address[64]) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &bytes), 0);
+    close(fd);
+    snprintf(address, 64, "tcp://127.0.0.1:%d", ntohs(at.sin_port));
+}
+
 // Makes keys of the rendezvous and of groups a and b, and listens.
 static void open_server(int pending) {
     Error err = {0};
@@ -132,12 +155,10 @@ static void open_server(int pending) {
     for (int i = 0; i < 3; i++) assert_true(keys_generate(server.folder, names[i], &err));
     assert_true(keys_load(server.folder, SERVER_NAME, &keys, &err));
     assert_true(transport_open(&server.transport, any_key, NULL, &err));
-    for (int i = 0; i < 100 && !server.socket; i++) {
-        int port = 20000 + ((int)getpid() + 98 * i) % 10000;
-        snprintf(server.address, sizeof server.address, "tcp://127.0.0.1:%d", port);
-        snprintf(server.listen, sizeof server.listen, "tcp://127.0.0.1:%d", port + 1);
-        server.socket = transport_listen(&server.transport, &keys, server.address, pending, &err);
-    }
+    free_address(server.address);
+    free_address(server.listen);
+    free_address(server.listen_b);
+    server.socket = transport_listen(&server.transport, &keys, server.address, pending, &err);
     assert_non_null(server.socket);
 }
 
@@ -200,12 +221,18 @@ static void offers_after_a_dropped_one_are_pulled(void **state) {
     run_member(offer_of_strangers, check_requests);
 }
 
-// Greets group a as b until it answers. Returns the sequence number of the answer.
+// Greets group a as b until it answers. Connects again if there is no answer, because a refuses b
+// until it hears of b. Returns the sequence number of the answer.
 static uint64_t greet(void *socket, uint64_t *sequence) {
     static Message greeting, reply;
     static uint8_t out[FRAME_BYTES];
     const char *why;
-    for (double end = monotonic_seconds() + 20; monotonic_seconds() < end; usleep(10000)) {
+    double connected = monotonic_seconds();
+    for (double end = connected + 20; monotonic_seconds() < end; usleep(10000)) {
+        if (monotonic_seconds() > connected + 1) {
+            transport_reconnect(socket, server.listen);
+            connected = monotonic_seconds();
+        }
         message_clear(&greeting, MESSAGE_LINK);
         greeting.run = XXH3_64bits("test", 4);
         greeting.session = 5;
@@ -231,12 +258,49 @@ static void check_reconnection(void) {
     assert_non_null(socket);
     uint64_t before = greet(socket, &sequence);
     assert_true(before > 0);
-    assert_int_equal(zmq_disconnect(socket, server.listen), 0);
     while (transport_receive(socket, in, NULL, NULL, NULL) >= 0) continue;
-    assert_int_equal(zmq_connect(socket, server.listen), 0);
+    transport_reconnect(socket, server.listen);
     assert_true(greet(socket, &sequence) > before);
     transport_close_socket(socket);
     transport_close(&transport);
+}
+
+static bool key_after_refusal(void *context, const uint8_t key[KEY_RAW], const char *address,
+                              char name[NAME_BYTES]) {
+    int *checks = (int *)context;
+    message_name(name, "a");
+    return (*checks)++ > 0;
+}
+
+// Group b refuses the first connection of a, as if it had not yet heard of a. Then a tries again.
+static void check_retry(void) {
+    Error err = {0};
+    Transport transport;
+    Keys b;
+    int checks = 0;
+    static uint8_t in[FRAME_BYTES];
+    static Message greeting;
+    const char *why;
+    assert_true(keys_load(server.folder, "b", &b, &err));
+    assert_true(transport_open(&transport, key_after_refusal, &checks, &err));
+    void *socket = transport_listen(&transport, &b, server.listen_b, 100, &err);
+    assert_non_null(socket);
+    bool greeted = false;
+    for (double end = monotonic_seconds() + 40; monotonic_seconds() < end && !greeted; usleep(1000)) {
+        Route route;
+        transport_answer_checks(&transport);
+        int64_t bytes = transport_receive(socket, in, &route, NULL, NULL);
+        greeted = bytes > 0 && frame_read(in, (size_t)bytes, &greeting, &why) &&
+                  greeting.kind == MESSAGE_LINK;
+    }
+    assert_true(greeted);
+    assert_true(checks >= 2);
+    transport_close_socket(socket);
+    transport_close(&transport);
+}
+
+static void refused_connections_are_made_again(void **state) {
+    run_member(announce_listening_b, check_retry);
 }
 
 static void direct_connections_reconnect(void **state) { run_member(announce_b, check_reconnection); }
@@ -272,6 +336,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refusals_of_a_member_are_news),
         cmocka_unit_test(direct_connections_reconnect),
+        cmocka_unit_test(refused_connections_are_made_again),
         cmocka_unit_test(queues_are_bounded),
         cmocka_unit_test(offers_after_a_dropped_one_are_pulled),
     };
