@@ -70,10 +70,11 @@ LIBS          := -lcjson -lxxhash -lpcre2-8 -lutf8proc -luring -lzmq -lpthread -
 # STATIC_DEPS=1: relocatable programs. Links the static library if the system has one, else copies
 # the shared library to lib/ next to the program.
 ifeq ($(STATIC_DEPS),1)
-DEPS     := cjson xxhash pcre2-8 utf8proc uring
+DEPS     := cjson xxhash pcre2-8 utf8proc
 ARCHIVED := $(foreach l,$(DEPS),$(if $(filter /%,$(shell $(MPICC) -print-file-name=lib$(l).a)),$(l)))
-# ZeroMQ's static library needs many others, so the shared one is copied with its dependencies.
-COPIED   := $(filter-out $(ARCHIVED),$(DEPS)) zmq
+# ZeroMQ's static library needs many others, so the shared one is copied with its dependencies. The
+# tests of failing disks intercept calls of liburing, which a static library prevents.
+COPIED   := $(filter-out $(ARCHIVED),$(DEPS)) uring zmq
 COPIES   := $(foreach l,$(COPIED),$(BUILD)/lib/lib$(l).so)
 LIBS     := $(ARCHIVED:%=-l:lib%.a) $(COPIES) \
             $(if $(COPIED),-Wl$(comma)--disable-new-dtags \

@@ -10,6 +10,9 @@ HD_FN float outer_element(float outer, float *m, float gradient, float rate, flo
     return f32_sub(outer, f32_mul(rate, step));
 }
 
+// Bits of a value in the replica hash. Processors give NaN different bits.
+HD_FN uint32_t hashed_bits(float x) { return x == x ? f32_bits(x) : 0x7FC00000u; }
+
 // Outer step of element i of a range. Returns its share of the replica hash.
 HD_FN uint64_t merge_element(const MergeOuter *a, int64_t i) {
     int64_t at = chunk_position(&a->place, i);
@@ -21,7 +24,8 @@ HD_FN uint64_t merge_element(const MergeOuter *a, int64_t i) {
     a->outer[i] = fresh;
     a->momentum[i] = m;
     a->master[i] = f32_add(a->master[i], f32_mul(a->share, shift));
-    return replica_mix((uint64_t)at * 2, f32_bits(fresh)) + replica_mix((uint64_t)at * 2 + 1, f32_bits(m));
+    return replica_mix((uint64_t)at * 2, hashed_bits(fresh)) +
+           replica_mix((uint64_t)at * 2 + 1, hashed_bits(m));
 }
 
 // Returns the new weighted sum of contributions.

@@ -91,7 +91,8 @@ if ! nvidia-smi >/dev/null 2>&1; then
 fi
 if [ $build = 1 ]; then
     jobs=$(nproc)
-    if ! { make -j "$jobs" WERROR=1 BUILD="$BUILD" cpu tools "$BUILD"/test/{ops_dump,kernels_dump} &&
+    if ! { make -j "$jobs" WERROR=1 BUILD="$BUILD" cpu tools \
+        "$BUILD"/test/{ops_dump,kernels_dump,fault/shim.so} &&
         make -j "$jobs" WERROR=1 PRECISION=fp32 BUILD="$BUILD/fp32" "$BUILD"/fp32/test/ops_dump &&
         make -j "$jobs" WERROR=1 ARCH=native BUILD="$BUILD" gpu gpu-test-programs; } >"$work/make" 2>&1; then
         tail -n 20 "$work/make"
@@ -130,6 +131,7 @@ like_cpu() {
     passed=$((passed + lines - differ)) failed=$((failed + differ))
     if [ "$lines" -eq 0 ]; then not_ok "$what" "the CPU's results are empty"; fi
     row "$what bit for bit against the CPU: $((lines - differ)) passed, $differ failed"
+    [ $differ = 0 ] || diff "$work/kernels_cpu" "$work/kernels_gpu" | grep '^<' | head -n 5
 }
 
 # Compares FP8 codes, products, and the gradients of layers in FP8 with PyTorch. The error bound is
@@ -175,7 +177,11 @@ check_ops() {
             "$program" "$work/$kind" >/dev/null; fi
     done
     for mode in "" --deterministic; do
-        "$BUILD/test/gpu/ops_dump" "$work/gpu" $mode >/dev/null 2>&1
+        rm -f "$work/gpu"
+        "$BUILD/test/gpu/ops_dump" "$work/gpu" $mode >"$work/log" 2>&1 ||
+            not_ok "ops_dump $mode" "exit code $?: $(tail -n 1 "$work/log")"
+        if grep -q 'slower attention kernels' "$work/log"; then not_ok "cuDNN has all plans $mode" \
+            "$(grep -m 1 'slower attention kernels' "$work/log")"; fi
         counted "ops against the CPU $mode" python3 test/gpu/compare_dumps.py "$work/fp32" "$work/bf16" \
             "$work/gpu"
     done
@@ -458,40 +464,51 @@ check_layouts() {
     learned "T 2, sequence parallel" 1 2 "${tp2[@]}" --sequence-parallel
     learned "P 2" 1 2 "${pp2[@]}"
     learned "P 2 in chunks" 1 2 "${pp2[@]}" --num-layers-per-virtual-pipeline-stage 1
+    learned "T 2, P 2, sequence parallel" 1 4 "${tp2[@]}" "${pp2[@]}" --sequence-parallel
     learned "P 2, quantized activations" 1 2 "${pp2[@]}" --quantized-activations --verify-wire
     learned "T 2, quantized sums" 1 2 "${tp2[@]}" --quantized-tensor-parallel
     learned "T 2, sequence parallel, quantized gathers" 1 2 "${tp2[@]}" --sequence-parallel \
         --quantized-tensor-parallel
-    learned "T 2, P 2, sequence parallel" 1 4 "${tp2[@]}" "${pp2[@]}" --sequence-parallel
     # With two data-parallel ranks, gradients and weights are quantized.
     learned "T 2 on two nodes, SDP4Bit" 2 2 "${tp2[@]}" --sequence-parallel "${sdp4bit[@]}"
     learned "P 2 on two nodes, SDP4Bit" 2 2 "${pp2[@]}" "${sdp4bit[@]}"
     learned "T 2, P 2 on two nodes, SDP4Bit" 2 4 "${tp2[@]}" "${pp2[@]}" --sequence-parallel "${sdp4bit[@]}"
+    trained "one rank" 1 1 "${slowly[@]}" --window-size 99,0 || return
+    learned "P 2, windows" 1 2 "${pp2[@]}" --window-size 99,0
+    learned "T 2, windows" 1 2 "${tp2[@]}" --window-size 99,0
 }
 
+# as_nccl RANKS NAME FLAGS...: checks that collectives over peer memory give the bits of NCCL.
+as_nccl() {
+    local ranks=$1 what="$2 in peer memory" steps=(--train-iters 20 --deterministic-mode)
+    shift 2
+    [ "$ranks" -le "$gpus" ] || { skip "$what" "$gpus GPUs"; return; }
+    trained nccl 1 "$ranks" "${steps[@]}" "$@" &&
+        trained peer 1 "$ranks" "${steps[@]}" "$@" --tp-comm-backend peer || return
+    if grep -q 'collectives read and write the memory of the other GPUs' "$work/log"; then
+        same "$what: identical to NCCL" nccl peer
+    else not_ok "$what" "not used: $(grep -m 1 tp-comm-backend "$work/log")"; fi
+}
 # Tensor parallelism over peer memory, which needs a GPU per rank.
 check_peer() {
-    local ranks way what tp2=(--tensor-model-parallel-size 2) program=$BUILD/test/gpu/test_peer_reduce_gpu
-    local peer=("${tp2[@]}" --tp-comm-backend peer) steps=(--train-iters 20 --deterministic-mode)
+    local ranks program=$BUILD/test/gpu/test_peer_reduce_gpu tp2=(--tensor-model-parallel-size 2)
+    local pp2=(--pipeline-model-parallel-size 2)
     for ranks in 2 4 8; do
         what="peer memory of $ranks ranks"
         [ $ranks -le "$gpus" ] || { skip "$what" "$gpus GPUs"; continue; }
         counted "$what" "${mpi[@]}" -np $ranks "$program"
         [ $ranks = 2 ] || counted "$what, in pairs" "${mpi[@]}" -np $ranks "$program" --group 2
     done
-    [ "$gpus" -ge 2 ] || { skip "T 2 in peer memory" "$gpus GPUs"; return; }
-    for way in "" --sequence-parallel; do
-        what="T 2 in peer memory${way:+, $way}"
-        # shellcheck disable=SC2086 # empty or a flag
-        trained nccl 1 2 "${tp2[@]}" "${steps[@]}" $way && trained peer 1 2 "${peer[@]}" "${steps[@]}" $way ||
-            return
-        if grep -q 'collectives read and write the memory of the other GPUs' "$work/log"; then
-            same "$what: identical to NCCL" nccl peer
-        else not_ok "$what" "not used: $(grep -m 1 tp-comm-backend "$work/log")"; fi
-    done
-    ended "a rank that is killed ends a job in peer memory" KILL 137 "rank 1 .*signal 9" "${peer[@]}"
+    as_nccl 2 "T 2" "${tp2[@]}"
+    as_nccl 2 "T 2, sequence parallel" "${tp2[@]}" --sequence-parallel
+    as_nccl 4 "T 4" --tensor-model-parallel-size 4
+    as_nccl 4 "T 2, P 2, sequence parallel" "${tp2[@]}" "${pp2[@]}" --sequence-parallel
+    as_nccl 4 "T 2 on two data-parallel ranks, SDP4Bit" "${tp2[@]}" "${sdp4bit[@]}"
+    [ "$gpus" -ge 2 ] || { skip "ends of jobs in peer memory" "$gpus GPUs"; return; }
+    ended "a rank that is killed ends a job in peer memory" KILL 137 "rank 1 .*signal 9" "${tp2[@]}" \
+        --tp-comm-backend peer
     ended "a rank that is stopped ends a job in peer memory and is named" STOP 7 \
-        "rank 1 has shown no sign of life for" "${peer[@]}"
+        "rank 1 has shown no sign of life for" "${tp2[@]}" --tp-comm-backend peer
 }
 
 # same_sharded: sharding and offload must not change any bit of the losses and norms of 20 steps.

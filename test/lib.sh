@@ -292,7 +292,8 @@ planned() {
 }
 # make_plan NP FLAGS...: writes the --plan output to $work/plan.
 make_plan() {
-    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size "$@" ||
+    ranks 1 ${device[@]+--gpus-per-node "$1"} "${model[@]}" "${batch[@]}" --data-path "$data" \
+        --plan --plan-world-size "$@" ||
         { say "--plan failed"; return 1; }
     cp "$work/out" "$work/plan"
 }

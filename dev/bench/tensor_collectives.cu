@@ -8,7 +8,7 @@
 //
 // Built by make gpu-bench. Start one rank per GPU on one machine:
 //
-//   mpirun -np 2 build/dev/bench/tensor_collectives [--mb 1 2 4 8 16 32 64]
+//   mpirun --bind-to none -np 2 build/dev/bench/tensor_collectives [--mb 1 2 4 8 16 32 64]
 //
 //   mb   MiB of bf16 activations (B*T, C), before or after the collective
 //
@@ -30,6 +30,7 @@
 #include "llmc/ranks/watchdog.h"
 
 enum { RUNS = 15, TOGETHER = 20, MOST_SIZES = 8 };
+enum { DELAY_CYCLES = 4000000 };  // 2 ms
 #define PATIENCE_SECONDS 60
 
 typedef enum Kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, KINDS } Kind;
@@ -132,12 +133,19 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+static __global__ void delay_kernel(long long cycles) {
+    for (long long start = clock64(); clock64() - start < cycles;) continue;
+}
+
 static double time_way(Bench *b, int way, Kind kind, size_t bytes) {
     double us[RUNS];
     if (way < PEER_WAYS) peer_reduce_use_blocks(b->peers, BLOCKS[way]);
     for (int i = -2; i < RUNS; i++) {
         stream_synchronize(b->stream);
         peers_barrier(everyone(b));
+        // Keeps the stream busy until all calls are queued, as a training step does.
+        delay_kernel<<<1, 1, 0, stream_handle(b->stream)>>>(DELAY_CYCLES);
+        check_launch(b->stream, "delay");
         event_record(b->start, b->stream);
         for (int j = 0; j < TOGETHER; j++) run(b, way, kind, bytes);
         event_record(b->stop, b->stream);

@@ -422,6 +422,7 @@ static bool try_sum(PeerReduce *n, void *memory, size_t bytes, Error *err) {
     for (int i = 0; i < count; i++) host[i] = floatX_from_float((float)(n->rank + 1 + i % 8));
     copy_to_device(stream, memory, host, (size_t)count * sizeof *host);
     stream_synchronize(stream);
+    heartbeat_waiting(device_site(n->device), true);  // again: stream functions reset it
     peers_barrier(n->ranks);
     bool ok = peer_reduce_sum(n, &sum, stream) || system_error(err, "a buffer is not in peer memory");
     if (ok && !ends_in_time(n, stream)) {
@@ -433,11 +434,14 @@ static bool try_sum(PeerReduce *n, void *memory, size_t bytes, Error *err) {
         float want = (float)(size * (size + 1) / 2 + size * (i % 8));
         ok = floatX_to_float(host[i]) == want || system_error(err, wrong);
     }
+    heartbeat_waiting(device_site(n->device), true);
     ok = peers_agree(n->ranks, ok, err, NULL);  // also waits until all ranks have read their sums
     set_zero(stream, memory, (size_t)count * sizeof *host);
     stream_destroy(stream);  // synchronizes
     memset(n->user, 0, sizeof n->user);
+    heartbeat_waiting(device_site(n->device), true);
     peers_barrier(n->ranks);
+    heartbeat_waiting(device_site(n->device), false);
     return ok;
 }
 

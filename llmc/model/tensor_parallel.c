@@ -14,6 +14,7 @@ void tp_open(TensorParallel *tp, Device *device) {
 
 void tp_close(TensorParallel *tp) {
     if (!tp->side) return;
+    stream_synchronize(tp->side);  // its kernels use the memory that comm_close_direct unmaps
     comm_close_direct(tp->group);
     event_destroy(tp->queued);
     event_destroy(tp->gathered);

@@ -8,7 +8,8 @@
 make_shard text 400 4
 data=$work/text_text_document
 fp8=(--fp8-format hybrid --fp8-amax-history-len 5 --fp8-amax-compute-algo max --fp8-margin 1)
-run=(--num-layers 4 --train-iters 12 --eval-interval 3 --save-interval 6)
+run=(--num-layers 4 --train-iters 12 --eval-interval 3 --save-interval 6
+    --make-vocab-size-divisible-by 16)
 
 # state DIR ITERATION: prints the saved history and scales.
 state() {
@@ -118,7 +119,7 @@ moves() {
 check "from one rank to two stages" moves one to_stages 2 --pipeline-model-parallel-size 2
 check "from stages to data parallelism" moves interleaved to_data 4
 check "from data parallelism to tensor parallelism" moves sdp4bit to_tensor 2 \
-    --tensor-model-parallel-size 2 --make-vocab-size-divisible-by 132
+    --tensor-model-parallel-size 2 --make-vocab-size-divisible-by 8
 
 says() { grep -q "$1" "$work/out" || { why="no line '$1'"; return 1; }; }
 other_length() { # a longer history starts with the saved entries, a shorter one with the newest

@@ -30,7 +30,7 @@ pipeline() { # without the norm, whose order of additions differs
 check "pipeline of two stages: as one rank" pipeline
 parts() { # and resumed
     local flags=("${muon[@]}" --tensor-model-parallel-size 2 --muon-tp-mode blockwise --gpus-per-node 2
-        --make-vocab-size-divisible-by 4)
+        --make-vocab-size-divisible-by 8)
     logged parts 4 "${flags[@]}" --save "$work/parts" --save-interval 6 &&
         logged parts.none 4 "${flags[@]}" --data-parallel-sharding-strategy no_shard &&
         same_training parts parts.none &&
@@ -171,7 +171,7 @@ check "offload, SDP4Bit, nodes of two" offloaded sdp4bit_off 4 "${two_by_two[@]}
 check "offload, ZeRO-3, background saves" offloaded sharded_off 2 --async-save \
     --data-parallel-sharding-strategy optim_grads_params
 check "offload, tensor parallel 2, no sharding" offloaded parts_off 4 --tensor-model-parallel-size 2 \
-    --muon-tp-mode blockwise --make-vocab-size-divisible-by 4 --data-parallel-sharding-strategy no_shard
+    --muon-tp-mode blockwise --make-vocab-size-divisible-by 8 --data-parallel-sharding-strategy no_shard
 check "an update beyond the range on the host ends the run" refused 4 "the update on rank" 2 "${muon[@]}" \
     --lr 3.4e38 --min-lr 0 --lr-decay-style constant --lr-warmup-iters 0 --optimizer-cpu-offload
 

@@ -21,6 +21,7 @@
 #include "test/gpu/check.h"
 
 enum { GUARD = 64, POISON = 0xFF, MOST_BIAS = 4096, STREAMS = 2 };
+enum { SECONDS_MOST = 180 };               // a kernel that hangs ends the test
 #define MOST_ELEMENTS ((int64_t)20 << 20)  // in a buffer
 #define BUFFER_BYTES (4 * (size_t)MOST_ELEMENTS)
 
@@ -127,8 +128,8 @@ template <class T>
 static void verify(const Lab *lab, const Buffers *m, const Case *t, const void *y, int64_t first,
                    int64_t count) {
     verify_kernel<T><<<512, 256, 0, stream_handle(m->stream)>>>(lab->wrong, (const T *)y, first, count,
-                                                                t->seed, lab->size, (const T *)lab->bias,
-                                                                t->C);
+                                                                t->seed, lab->size,
+                                                                (const T *)bias_of(lab, t), t->C);
     check_launch(m->stream, "verify");
 }
 
@@ -445,7 +446,9 @@ static void test_all(Lab *lab) {
     test_gathers(lab);
     test_late_rank(lab);
     test_rounds(lab);
-    peer_reduce_use_blocks(lab->peers, PEER_BLOCKS_MOST);
+    // Kernels of two streams wait for each other's ranks, so the blocks of both must be resident.
+    const int resident = (lab->device->multiprocessors - 4) / STREAMS;
+    peer_reduce_use_blocks(lab->peers, resident < PEER_BLOCKS_MOST ? resident : PEER_BLOCKS_MOST);
     test_rounds(lab);
     if (!lab->share_gpus) test_against_steps(lab);
     test_refusals(lab);
@@ -495,6 +498,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--group") && i + 1 < argc) group = atoi(argv[++i]);
         else usage();
     }
+    alarm(SECONDS_MOST);
     place(&lab, group);
     open_lab(&lab);
     if (!lab.share_gpus) {
