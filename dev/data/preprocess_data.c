@@ -1,6 +1,7 @@
 // preprocess_data: converts text to token shards, like Megatron-LM's tools/preprocess_data.py.
 // Reads JSON lines or plain text files and writes <output-prefix>_<key>_document.bin and .idx for
-// the trainer's --data-path.
+// the trainer's --data-path. With --chat, reads conversations and also writes their loss masks, for
+// the trainer's --sft.
 //
 // A reader thread splits the input into blocks of about 1 MB, --workers threads tokenize them, and
 // the main thread writes them in input order, so the output does not depend on the number of
@@ -14,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "dev/lib/chat.h"
 #include "dev/lib/corpus.h"
 #include "dev/lib/jsonl.h"
 #include "dev/lib/pipeline.h"
@@ -29,6 +31,7 @@
 typedef struct Settings {
     Words input, json_keys;
     const char *input_list, *output_prefix, *vocab_file, *merge_file, *tokenizer_model, *tokenizer_eod;
+    const char *chat;  // name of a chat template or CHAT_RENDERED; NULL: text
     TokenizerType tokenizer_type;
     bool text, append_eod, no_special, help, version;
     int workers;  // 0: one per CPU
@@ -46,7 +49,10 @@ static const Option table[] = {
     {"text", .kind = OPTION_FLAG, .offset = FIELD(text),
      .help = "The inputs are plain text files, one document each."},
     {"json-keys", .kind = OPTION_WORDS, .offset = FIELD(json_keys), .low = 1, .value = "KEY",
-     .help = "The JSON key of the text. Only one key per run; default: text."},
+     .help = "The JSON key of the text. Only one key per run; default: text, or messages with --chat."},
+    {"chat", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(chat), .value = "TEMPLATE",
+     .help = "The lines are conversations, for supervised fine-tuning: a list of messages with role and "
+             "content. TEMPLATE is one of " CHAT_NAMES ". Also writes their loss masks."},
     {.help = "tokens"},
     {"tokenizer-type", .kind = OPTION_CHOICE, .offset = FIELD(tokenizer_type), .initial = "GPT2BPETokenizer",
      .choices = "GPT2BPETokenizer|Byte|HuggingFaceTokenizer", .value = "TYPE",
@@ -68,7 +74,8 @@ static const Option table[] = {
      .help = "Append the end-of-document token to every non-empty document."},
     {.help = "output and speed"},
     {"output-prefix", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(output_prefix), .value = "PATH",
-     .help = "Prefix of the output files PATH_KEY_document.bin and .idx (PATH_text_document with --text). "
+     .help = "Prefix of the output files PATH_KEY_document.bin and .idx (PATH_text_document with --text), "
+             "and of PATH_KEY_document_loss_mask.bin and .idx with --chat. "
              "Its directory is created."},
     {"workers", .kind = OPTION_INT, .offset = FIELD(workers), .low = 1, .high = 4096, .value = "N",
      .help = "Number of tokenizer threads (default: one per CPU). Does not affect the output."},
@@ -103,6 +110,24 @@ static const Option table[] = {
 };
 enum { TABLE_ROWS = sizeof table / sizeof *table };
 
+// Flags of text documents, which --chat excludes.
+static bool check_chat(const Settings *s, Error *err) {
+    if (!s->chat) return true;
+    bool rendered = !strcmp(s->chat, CHAT_RENDERED);
+    if (!rendered && !chat_template(s->chat)) {
+        return usage_error(err, "--chat %s is not a template; use one of " CHAT_NAMES, s->chat);
+    }
+    const char *flag = s->text                              ? "--text"
+                       : s->append_eod                      ? "--append-eod"
+                       : s->no_special                      ? "--tokenizer-hf-no-include-special-tokens"
+                       : rendered && s->json_keys.count > 0 ? "--json-keys"
+                                                            : NULL;
+    return !flag || usage_error(err,
+                                "%s cannot be combined with --chat %s, which defines all tokens; remove one "
+                                "of them",
+                                flag, s->chat);
+}
+
 static bool check_settings(Settings *s, Error *err) {
     if (!s->input.count && !s->input_list) {
         return usage_error(err, "--input or --input-list is missing; --help lists the flags");
@@ -121,7 +146,7 @@ static bool check_settings(Settings *s, Error *err) {
         return usage_error(err, "--json-keys has %d keys; run once for each", s->json_keys.count);
     }
     if (!s->workers) s->workers = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    return true;
+    return check_chat(s, err);
 }
 
 static void print_version(void) {
@@ -134,19 +159,17 @@ static void print_version(void) {
 
 typedef struct Block {
     CorpusBlock input;
-    TokenBuffer tokens;
-    int64_t *lengths;  // (documents) number of ids; 0 for an empty document
-    int64_t documents, capacity;
-    int64_t lines;     // JSON lines: number of lines
-    int64_t replaced;  // number of invalid UTF-8 sequences and lone surrogates
-    int64_t bad_line;  // 1-based index of an invalid line in the block; 0: none
-    char why[256];
+    ChatTokens tokens;  // the documents: masks only with --chat; length 0 for an empty document
+    int64_t lines;      // JSON lines: number of lines
+    int64_t bad_line;   // 1-based index of an invalid line in the block; 0: none
 } Block;
 
 typedef struct Job {
     const char *key;
-    int eod;      // id to append to every document; -1: none
-    bool around;  // add the tokenizer's prefix and suffix to every document
+    int eod;                   // id to append to every document; -1: none
+    bool around;               // add the tokenizer's prefix and suffix to every document
+    bool chats;                // the lines are conversations
+    const ChatTemplate *chat;  // NULL with chats: CHAT_RENDERED
     const Tokenizer *tokenizer;
     Corpus *corpus;
     Pipeline *pipeline;
@@ -158,20 +181,16 @@ typedef struct Job {
 } Job;
 
 static void add_document(const Job *job, Block *block, Encoder *encoder, const char *text, size_t bytes) {
-    if (block->documents == block->capacity) {
-        block->capacity = block->capacity ? 2 * block->capacity : 1024;
-        block->lengths = xrealloc(block->lengths, (size_t)block->capacity * sizeof *block->lengths,
-                                  "document lengths");
-    }
-    int64_t before = block->tokens.count;
+    TokenBuffer *out = &block->tokens.ids;
+    int64_t before = out->count;
     int many = 0;
     const int32_t *ids = tokenizer_prefix(job->tokenizer, &many);
-    for (int i = 0; job->around && i < many; i++) token_buffer_append(&block->tokens, ids[i]);
-    encoder_encode(encoder, text, bytes, &block->tokens, &block->replaced);
+    for (int i = 0; job->around && i < many; i++) token_buffer_append(out, ids[i]);
+    encoder_encode(encoder, text, bytes, out, &block->tokens.replaced);
     ids = tokenizer_suffix(job->tokenizer, &many);
-    for (int i = 0; job->around && i < many; i++) token_buffer_append(&block->tokens, ids[i]);
-    if (block->tokens.count > before && job->eod >= 0) token_buffer_append(&block->tokens, job->eod);
-    block->lengths[block->documents++] = block->tokens.count - before;
+    for (int i = 0; job->around && i < many; i++) token_buffer_append(out, ids[i]);
+    if (out->count > before && job->eod >= 0) token_buffer_append(out, job->eod);
+    token_buffer_append(&block->tokens.lengths, (int32_t)(out->count - before));
 }
 
 static const char *advice_for(const char *line, size_t bytes) {
@@ -180,8 +199,8 @@ static const char *advice_for(const char *line, size_t bytes) {
                                  : "fix or remove the line";
 }
 
-// Returns false and sets block->why if the line is not valid JSON or has no string under job->key.
-// Skips blank lines.
+// Returns false and sets why if the line is not valid JSON, has no string under job->key, or is not
+// a conversation of a chat. Skips blank lines.
 static bool add_json_line(const Job *job, Block *block, Encoder *encoder, JsonText *json, const char *line,
                           size_t bytes) {
     JsonlText found;
@@ -190,10 +209,13 @@ static bool add_json_line(const Job *job, Block *block, Encoder *encoder, JsonTe
     size_t blanks = 0;
     while (blanks < bytes && memchr(" \t\r", line[blanks], 3)) blanks++;
     if (blanks == bytes) return true;
-    char *why = block->why;
-    const size_t capacity = sizeof block->why;
+    ChatTokens *tokens = &block->tokens;
+    if (job->chat) return chat_encode(job->chat, job->tokenizer, encoder, job->key, line, bytes, tokens);
+    if (job->chats) return chat_read_rendered(job->tokenizer, line, bytes, tokens);
+    char *why = tokens->why;
+    const size_t capacity = sizeof tokens->why;
     JsonlResult result = jsonl_find(json, line, bytes, job->key, &found);
-    block->replaced += found.replaced;
+    tokens->replaced += found.replaced;
     switch (result) {
         case JSONL_FOUND: add_document(job, block, encoder, found.text, found.bytes); return true;
         case JSONL_INVALID:
@@ -249,7 +271,9 @@ static void *encode_blocks(void *argument) {
     JsonText json = {0};
     for (int slot; (slot = pipeline_work_begin(job->pipeline)) >= 0; pipeline_work_end(job->pipeline, slot)) {
         Block *block = &job->blocks[slot];
-        block->tokens.count = block->documents = block->replaced = block->bad_line = 0;
+        ChatTokens *tokens = &block->tokens;
+        tokens->ids.count = tokens->mask.count = tokens->lengths.count = 0;
+        tokens->replaced = block->bad_line = 0;
         if (job->key) encode_lines(job, block, encoder, &json);
         else encode_files(job, block, encoder);
     }
@@ -286,7 +310,8 @@ static bool asked_to_end(void) {
 
 typedef struct Totals {
     int64_t documents, empty, tokens, bytes, replaced;
-    int64_t line;  // JSON lines: number of lines of the current file before the current block
+    int64_t counted;  // tokens with a loss mask of 1
+    int64_t line;     // JSON lines: number of lines of the current file before the current block
     int64_t log_interval, all_bytes;
     struct timespec start;
 } Totals;
@@ -311,49 +336,68 @@ static void print_progress(const Totals *t) {
             (double)t->documents / seconds, rate / 1e6, eta);
 }
 
-static bool write_block(ShardWriter *writer, const Block *block, Totals *t, Error *err) {
-    const int32_t *ids = block->tokens.ids;
-    int64_t before = t->documents;
-    for (int64_t i = 0; i < block->documents; i++) {
-        int64_t length = block->lengths[i];
-        if (length && !shard_writer_add_sequence(writer, ids, length, err)) return false;
-        shard_writer_end_document(writer);
-        ids += length;
+// Output of a job. Shards hold one sequence and document per document or conversation.
+typedef struct Output {
+    ShardWriter *ids, *mask;  // mask: with --chat, else NULL
+} Output;
+
+static bool write_document(const Output *out, const ChatTokens *tokens, int64_t at, int64_t length,
+                           Error *err) {
+    if (length && !shard_writer_add_sequence(out->ids, tokens->ids.ids + at, length, err)) return false;
+    shard_writer_end_document(out->ids);
+    if (!out->mask) return true;
+    if (!shard_writer_add_sequence(out->mask, tokens->mask.ids + at, length, err)) return false;
+    shard_writer_end_document(out->mask);
+    return true;
+}
+
+static bool write_block(const Output *out, const Block *block, Totals *t, Error *err) {
+    const ChatTokens *tokens = &block->tokens;
+    int64_t before = t->documents, at = 0;
+    for (int64_t i = 0; i < tokens->lengths.count; i++) {
+        int32_t length = tokens->lengths.ids[i];
+        if (!write_document(out, tokens, at, length, err)) return false;
+        at += length;
         t->empty += !length;
     }
     if (block->input.first_of_path) t->line = 0;
     if (block->bad_line) {
         return data_error(err, "%s line %" PRId64 " %s", block->input.path, t->line + block->bad_line,
-                          block->why);
+                          tokens->why);
     }
-    t->documents += block->documents;
-    t->tokens += block->tokens.count;
+    for (int64_t i = 0; i < tokens->mask.count; i++) t->counted += tokens->mask.ids[i];
+    t->documents += tokens->lengths.count;
+    t->tokens += tokens->ids.count;
     t->bytes += (int64_t)block->input.bytes;
-    t->replaced += block->replaced;
+    t->replaced += tokens->replaced;
     t->line += block->lines;
     if (t->documents / t->log_interval > before / t->log_interval) print_progress(t);
     return true;
 }
 
 // Writes blocks until the input ends, a signal arrives (EXIT_STOPPED) or an error occurs.
-static bool write_blocks(Job *job, ShardWriter *writer, Totals *totals, Error *err) {
+static bool write_blocks(Job *job, const Output *out, Totals *totals, Error *err) {
     for (;;) {
         if (asked_to_end())
             return error_set(err, EXIT_STOPPED, "interrupted by a signal; nothing was written");
         int slot = pipeline_write_begin(job->pipeline, 200);
         if (slot == PIPELINE_END) return true;
         if (slot == PIPELINE_TIMEOUT) continue;
-        if (!write_block(writer, &job->blocks[slot], totals, err)) return false;
+        if (!write_block(out, &job->blocks[slot], totals, err)) return false;
         pipeline_write_end(job->pipeline);
     }
 }
 
-static void print_totals(const Totals *t, const char *prefix, int dtype) {
+static void print_totals(const Totals *t, const char *prefix, int dtype, bool chats) {
     fprintf(stderr,
             "Wrote %s.bin and .idx: %" PRId64 " documents (%" PRId64 " empty), %" PRId64
             " tokens of %d bytes, from %.2f MB in %.2f s (%.2f MB/s).\n",
             prefix, t->documents, t->empty, t->tokens, shard_dtype_size(dtype), (double)t->bytes / 1e6,
             seconds_since(t->start), (double)t->bytes / 1e6 / seconds_since(t->start));
+    if (chats) {
+        fprintf(stderr, "Wrote %s_loss_mask.bin and .idx: the loss counts %" PRId64 " tokens (%.1f%%).\n",
+                prefix, t->counted, 100.0 * (double)t->counted / (double)t->tokens);
+    }
     if (t->replaced) {
         fprintf(stderr, "Replaced %" PRId64 " invalid UTF-8 sequences or lone surrogates with U+FFFD.\n",
                 t->replaced);
@@ -362,9 +406,14 @@ static void print_totals(const Totals *t, const char *prefix, int dtype) {
 
 // ---- the job ----
 
+static void discard(const Output *out) {
+    shard_writer_discard(out->ids);
+    if (out->mask) shard_writer_discard(out->mask);
+}
+
 // Exits after an error without joining the threads, because the reader may be blocked on a pipe.
-static _Noreturn void give_up(const Job *job, ShardWriter *writer, const Error *err) {
-    shard_writer_discard(writer);
+static _Noreturn void give_up(const Job *job, const Output *out, const Error *err) {
+    discard(out);
     prefix_unlock(job->prefix, job->lock);
     error_print(NULL, err->what);
     sigset_t ending;
@@ -375,7 +424,7 @@ static _Noreturn void give_up(const Job *job, ShardWriter *writer, const Error *
 }
 
 // Starts the reader and the workers, runs write_blocks, and joins the threads.
-static void run_threads(Job *job, int workers, ShardWriter *writer, Totals *totals) {
+static void run_threads(Job *job, int workers, const Output *out, Totals *totals) {
     Error err;
     job->block_count = 2 * workers + 2;
     job->blocks = xcalloc((size_t)job->block_count, sizeof *job->blocks, "blocks of text");
@@ -383,14 +432,13 @@ static void run_threads(Job *job, int workers, ShardWriter *writer, Totals *tota
     pthread_t reader = start_thread(read_blocks, job);
     pthread_t *threads = xcalloc((size_t)workers, sizeof *threads, "threads");
     for (int i = 0; i < workers; i++) threads[i] = start_thread(encode_blocks, job);
-    if (!write_blocks(job, writer, totals, &err)) give_up(job, writer, &err);
+    if (!write_blocks(job, out, totals, &err)) give_up(job, out, &err);
     pthread_join(reader, NULL);
     for (int i = 0; i < workers; i++) pthread_join(threads[i], NULL);
-    if (job->read_error.code) give_up(job, writer, &job->read_error);
+    if (job->read_error.code) give_up(job, out, &job->read_error);
     for (int i = 0; i < job->block_count; i++) {
         corpus_block_free(&job->blocks[i].input);
-        token_buffer_free(&job->blocks[i].tokens);
-        free(job->blocks[i].lengths);
+        chat_tokens_free(&job->blocks[i].tokens);
     }
     free(job->blocks);
     free(threads);
@@ -403,10 +451,27 @@ static char *output_name(const Settings *s, const char *key) {
 }
 
 // Refuses an empty input, because the program that writes to the pipe may have failed. Frees the
-// writer.
-static bool no_document(ShardWriter *writer, Error *err) {
-    shard_writer_discard(writer);
+// writers.
+static bool no_document(const Output *out, Error *err) {
+    discard(out);
     return data_error(err, "the input has no documents; nothing was written");
+}
+
+static bool open_output(Output *out, const Job *job, const char *prefix, int dtype, Error *err) {
+    out->ids = shard_writer_open(prefix, dtype, err);
+    if (!out->ids || !job->chats) return out->ids != NULL;
+    char *masks = text_format("%s" SHARD_MASK_SUFFIX, prefix);
+    out->mask = shard_writer_open(masks, SHARD_U8, err);
+    free(masks);
+    if (!out->mask) shard_writer_discard(out->ids);
+    return out->mask != NULL;
+}
+
+// The masks come first: a shard of ids that exists has its masks.
+static bool close_output(const Output *out, Error *err) {
+    if (!out->mask || shard_writer_close(out->mask, err)) return shard_writer_close(out->ids, err);
+    shard_writer_discard(out->ids);
+    return false;
 }
 
 static bool write_shard(const Settings *s, Job *job, Error *err) {
@@ -419,12 +484,13 @@ static bool write_shard(const Settings *s, Job *job, Error *err) {
     // Block signals before temporary files exist. The threads inherit the signal mask.
     pthread_sigmask(SIG_BLOCK, &ending, NULL);
     job->prefix = prefix;
-    ShardWriter *writer = prefix_lock(prefix, &job->lock, err) ? shard_writer_open(prefix, dtype, err) : NULL;
-    if (writer) run_threads(job, s->workers, writer, &totals);
-    bool good = writer && (totals.documents || no_document(writer, err)) && shard_writer_close(writer, err);
+    Output out = {0};
+    bool good = prefix_lock(prefix, &job->lock, err) && open_output(&out, job, prefix, dtype, err);
+    if (good) run_threads(job, s->workers, &out, &totals);
+    good = good && (totals.documents || no_document(&out, err)) && close_output(&out, err);
     prefix_unlock(prefix, job->lock);
     pthread_sigmask(SIG_UNBLOCK, &ending, NULL);
-    if (good) print_totals(&totals, prefix, dtype);
+    if (good) print_totals(&totals, prefix, dtype, job->chats);
     free(prefix);
     return good;
 }
@@ -439,7 +505,10 @@ static bool preprocess(const Settings *s, Error *err) {
     if (s->tokenizer_type != TOKENIZER_GPT2_BPE && (s->vocab_file || s->merge_file)) {
         fprintf(stderr, "--vocab-file and --merge-file have no effect: only GPT2BPETokenizer uses them\n");
     }
-    Job job = {.key = s->text ? NULL : s->json_keys.count ? s->json_keys.items[0] : "text"};
+    const char *key = s->chat ? "messages" : "text";
+    Job job = {.key = s->text ? NULL : s->json_keys.count ? s->json_keys.items[0] : key};
+    job.chats = s->chat != NULL;
+    job.chat = s->chat ? chat_template(s->chat) : NULL;
     job.corpus = corpus_open(s->input.items, s->input.count, s->input_list, s->text, err);
     if (!job.corpus) return false;
     TokenizerChoice choice = {.type = s->tokenizer_type,
@@ -449,7 +518,7 @@ static bool preprocess(const Settings *s, Error *err) {
                               .eod_token = s->tokenizer_eod};
     Tokenizer *tokenizer = tokenizer_open(&choice, err);
     bool good = false;
-    if (tokenizer) {
+    if (tokenizer && (!job.chat || chat_check_tokens(job.chat, tokenizer, err))) {
         job.tokenizer = tokenizer;
         job.around = !s->no_special;
         job.eod = s->append_eod ? tokenizer_eod(tokenizer) : -1;

@@ -19,6 +19,10 @@ LLMC_BEGIN
 #define SHARD_MAGIC "MMIDIDX\0"
 enum { SHARD_MAGIC_BYTES = sizeof SHARD_MAGIC, SHARD_HEADER_BYTES = 34 };
 
+// Loss masks of the shard <prefix>, written by preprocess_data --chat, are a shard of the same
+// sequences: <prefix>_loss_mask. One byte per token: 1 if the loss counts it as a target, else 0.
+#define SHARD_MASK_SUFFIX "_loss_mask"
+
 // dtype codes that can hold token ids.
 enum { SHARD_U8 = 1, SHARD_I8 = 2, SHARD_I16 = 3, SHARD_I32 = 4, SHARD_I64 = 5, SHARD_U16 = 8 };
 

@@ -348,17 +348,28 @@ static const char *well_formed(Encoder *encoder, const char *text, size_t *bytes
     return repaired;
 }
 
-void encoder_encode(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out, int64_t *replaced) {
+// first: the text does not continue another one.
+static void encode_text(Encoder *encoder, const char *text, size_t bytes, bool first, TokenBuffer *out,
+                        int64_t *replaced) {
     assert(bytes <= ENCODER_MAX_BYTES);
     text = well_formed(encoder, text, &bytes, replaced);
     switch (encoder->tokenizer->type) {
         case TOKENIZER_GPT2_BPE:
         case TOKENIZER_HUGGING_FACE:
-            encode_around(encoder, &encoder->tokenizer->parts.raw, text, bytes, true, encode_part, out);
+            encode_around(encoder, &encoder->tokenizer->parts.raw, text, bytes, first, encode_part, out);
             break;
         case TOKENIZER_BYTE: encode_bytes(text, bytes, out); break;
         case TOKENIZER_NULL:
             *replaced += encode_numbers(encoder->tokenizer->parts.table.size, text, bytes, out);
             break;
     }
+}
+
+void encoder_encode(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out, int64_t *replaced) {
+    encode_text(encoder, text, bytes, true, out, replaced);
+}
+
+void encoder_encode_more(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out,
+                         int64_t *replaced) {
+    encode_text(encoder, text, bytes, false, out, replaced);
 }

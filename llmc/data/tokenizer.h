@@ -57,6 +57,10 @@ enum { ENCODER_MAX_BYTES = 1 << 30 };  // longest text; checked by the caller
 // NullTokenizer: the text is decimal ids separated by white space; words that are not valid ids are
 // skipped and counted in *replaced.
 void encoder_encode(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out, int64_t *replaced);
+// The same for a text that continues an encoded one: a tokenizer whose first word gets a space does
+// not add it here.
+void encoder_encode_more(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out,
+                         int64_t *replaced);
 // Ids that precede | follow a whole text, from HUGGING_FACE's post_processor, such as Llama 3's
 // <|begin_of_text|>. encoder_encode does not add them. *count is 0 for most tokenizers.
 const int32_t *tokenizer_prefix(const Tokenizer *tokenizer, int *count);

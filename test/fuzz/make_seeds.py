@@ -205,6 +205,18 @@ def json_lines():
     yield b'{"": "x", "\xc3\xa9": "\\/\\b\\f\\r\\t\\"\\\\"}'
 
 
+def chats():
+    turns = b'{"role": "user", "content": " a\\n"}, {"role": "assistant", "content": "\xc3\xa9 b\\u00a0"}'
+    system = b'{"role": "system", "content": ""}'
+    for template in b"\0\1\2\3":
+        yield bytes([template]) + b'{"messages": [' + turns + b"]}"
+        yield bytes([template]) + b'{"messages": [' + b", ".join([system, turns, system, turns]) + b"]}"
+    yield b'\0{"messages": [{"role": "tool", "content": "x", "tool_calls": null}]}'
+    yield b'\1{"messages": [{"role": "assistant", "content": "</think>"}], "tools": 1}'
+    yield b'\0{"input_ids": [65, 256, 0], "assistant_masks": [0, 1, 1]}'
+    yield b'\0{"input_ids": [257, -1, 1e99], "assistant_masks": [2]}'
+
+
 def tasks():
     choices = b'{"task": "a", "context": "Q:", "choices": ["x", "yz"], "gold": 1}\n'
     yield choices + b'\n{"task": "b", "context": "c \\n", "continuation": " d", "id": [1, {}]}\r\n'
@@ -484,7 +496,7 @@ def frames():
 
 TARGETS = {"frame": frames, "pickle": pickles, "torch_file": torch_files, "lossless": lossless,
            "shard": shards, "manifest": manifests, "arguments": arguments, "jsonl": json_lines,
-           "tasks": tasks,
+           "tasks": tasks, "chat": chats,
            "corpus": corpora,
            "vocabulary": vocabularies, "tokenizer_json": tokenizer_jsons,
            "options": options, "data_args": data_args, "tokenizer": texts,

@@ -37,7 +37,7 @@ if setarch "$(uname -m)" -R true 2>/dev/null; then steady=(setarch "$(uname -m)"
 
 dictionary() { # target
     case $1 in
-    manifest | arguments | jsonl | tasks | vocabulary | tokenizer_json | data_args | hf)
+    manifest | arguments | jsonl | chat | tasks | vocabulary | tokenizer_json | data_args | hf)
         echo test/fuzz/json.dict ;;
     tokenizer | corpus) echo test/fuzz/text.dict ;;
     shard) echo test/fuzz/shard.dict ;;

@@ -254,6 +254,39 @@ refused "a model that is not a tokenizer.json" 5 "$golden/cases.json" bad --inpu
 refused "an unknown end-of-document token" 5 '"</s>", the end-of-document token according to --tokenizer-eod' bad --input "$work/a.jsonl" \
     --tokenizer-type HuggingFaceTokenizer --tokenizer-model test/golden/tokenizer_json/llama3 \
     --tokenizer-eod '</s>'
+# --- conversations: test_chat.c tests the templates ---
+printf '%s\n' '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}' '' \
+    >"$work/chat.jsonl"
+long=$(printf 'x%.0s' {1..700})
+awk -v long="$long" 'NR == 1 { for (i = 0; i < 2000; i++) { line = $0; sub(/"a"/, "\"" i " " long "\"", line)
+    print line; print "" } }' "$work/chat.jsonl" >"$work/chats.jsonl"
+chat() { pre --tokenizer-type Byte --input "$1" --output-prefix "$work/$2" "${@:3}"; }
+masks() { od -An -v -tu1 "$1_messages_document_loss_mask.bin" | tr -d ' \n'; }
+chat "$work/chat.jsonl" chat --chat plain
+[ "$(masks "$work/chat")" = 000000000000000000111 ] &&
+    grep -q '_messages_document_loss_mask.bin and .idx: the loss counts 3 tokens (14.3%)' "$work/err"
+report "masks of a conversation" $?
+chat "$work/chats.jsonl" one --chat plain --workers 1 &&
+    chat "$work/chats.jsonl" three --chat plain --workers 3 &&
+    same_shard "$work/one_messages_document" "$work/three_messages_document" &&
+    same_shard "$work/one_messages_document_loss_mask" "$work/three_messages_document_loss_mask"
+report "the same conversations and masks for any number of workers" $?
+chat <(sed 's/messages/chats/' "$work/chat.jsonl") other --chat plain --json-keys chats &&
+    cmp -s "$work/chat_messages_document.bin" "$work/other_chats_document.bin"
+report "--json-keys names the messages" $?
+(cat "$work/chats.jsonl" && echo '{"messages":[{"role":"assistant","content":""}]}') >"$work/empty.jsonl"
+refused "an empty answer" 5 "empty.jsonl line 4001 message 1 is an empty assistant turn" chat "$work/empty.jsonl" bad \
+    --chat plain
+refused "a line that is not JSON" 5 "a.jsonl line 1 " chat "$work/a.jsonl" bad --chat rendered
+refused "an unknown template" 2 "--chat x is not a template; use one of chatml," chat "$work/chat.jsonl" bad --chat x
+refused "a template whose tokens are missing" 2 "the tokenizer has no token <|im_start|>" \
+    chat "$work/chat.jsonl" bad --chat chatml
+for flag in --text --append-eod --tokenizer-hf-no-include-special-tokens; do
+    refused "--chat with $flag" 2 "$flag cannot be combined with --chat plain" \
+        chat "$work/chat.jsonl" bad --chat plain $flag
+done
+compgen -G "$work/bad_*" >/dev/null
+report "refused conversations write nothing" $((1 - $?))
 helps() { # PROGRAM TEXT: --help and -h print the same text, with at most 100 columns
     "$build/$1" --help >"$work/help" && "$build/$1" -h --unknown | cmp -s - "$work/help" &&
         grep -q -- "$2" "$work/help" &&

@@ -25,7 +25,7 @@ ends() {
     fi
 }
 for program in dev/checkpoint_info dev/compare_logs dev/harness_tasks dev/plot_distributions \
-    dev/data/parquet_to_jsonl dev/experiments/local_steps_model dev/experiments/study \
+    dev/data/parquet_to_jsonl dev/data/render_chats dev/experiments/local_steps_model dev/experiments/study \
     dev/experiments/weight_entropy; do
     check "$program --help" ends 0 $program --help
     check "$program reports an unknown flag in one line" ends 2 $program --no-such-flag
@@ -36,6 +36,7 @@ check "harness_tasks without lm_eval" ends 3 dev/harness_tasks piqa
 check "weight_entropy without numpy" ends 3 dev/experiments/weight_entropy .
 check "local_steps_model without numpy" ends 3 dev/experiments/local_steps_model x.bin 1,0
 check "parquet_to_jsonl without pyarrow" ends 3 dev/data/parquet_to_jsonl x.parquet
+check "render_chats without transformers" ends 3 dev/data/render_chats x
 echo '{' >"$work/manifest.json"
 check "checkpoint_info reports a damaged manifest" ends 6 dev/checkpoint_info "$work"
 check "checkpoint_info names its path" grep -qF "$work/manifest.json is not JSON" "$work/err"
