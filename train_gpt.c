@@ -99,10 +99,10 @@ static double load_micro_batch(Run *run, GPT *gpt, const BatchSource *source, Pa
 }
 
 // Returns the ratio of all tokens to unmasked tokens, summed over the ranks of `comm`, or 0 if all
-// tokens are masked. With --eod-mask-loss it is collective; otherwise it returns 1.
+// tokens are masked. With --eod-mask-loss or --sft it is collective; otherwise it returns 1.
 static double token_factor(Run *run, const GPT *gpt, const BatchSource *source, MPI_Comm comm) {
     double sums[2] = {(double)source->parts * gpt->B * gpt->T, source->tokens};
-    if (!run->config.eod_mask_loss) return 1.0;
+    if (!run->config.eod_mask_loss && !run->config.sft) return 1.0;
     peers_all_reduce(run_peers(run, comm), sums, 2, MPI_DOUBLE, MPI_SUM);
     return sums[1] > 0 ? sums[0] / sums[1] : 0.0;
 }

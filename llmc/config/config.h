@@ -117,7 +117,7 @@ typedef struct Config {
     const char *split, *vocab_file, *merge_file, *tokenizer_model, *tokenizer_eod;
     TokenizerType tokenizer_type;
     int64_t vocab_size;  // NullTokenizer's --vocab-size
-    bool mock_data, eod_mask_loss, calculate_per_token_loss, reset_position_ids, reset_attention_mask,
+    bool mock_data, eod_mask_loss, calculate_per_token_loss, reset_position_ids, reset_attention_mask, sft,
         check_data;
     int64_t inspect_data;  // sample index, -1 = off
     // distributed

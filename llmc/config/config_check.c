@@ -273,6 +273,19 @@ static bool check_data_sources(const Parsed *p) {
     return obeys(p, rules, COUNT_OF(rules));
 }
 
+static bool check_sft(const Parsed *p) {
+    const Config *c = p->config;
+    const Rule rules[] = {
+        {c->sft && c->mock_data,
+         "--sft needs loss masks, which --mock-data lacks; use shards of preprocess_data --chat"},
+        {c->sft && (c->reset_position_ids || c->reset_attention_mask),
+         "--sft already restarts positions and attention in each conversation; drop --reset-position-ids and "
+         "--reset-attention-mask"},
+        {c->sft && c->eod_mask_loss, "--sft reads the loss masks of the shards; drop --eod-mask-loss"},
+    };
+    return obeys(p, rules, COUNT_OF(rules));
+}
+
 static bool check_tokenizer(const Parsed *p) {
     const Config *c = p->config;
     bool null = c->tokenizer_type == TOKENIZER_NULL, bpe = c->tokenizer_type == TOKENIZER_GPT2_BPE;
@@ -496,10 +509,11 @@ static bool check_rest(const Parsed *p) {
 
 bool config_check(const Config *config, const bool *given, char *notes, size_t notes_bytes, Error *err) {
     const Parsed parsed = {config, given, notes, notes_bytes, err}, *p = &parsed;
-    if (config_only_checks_data(config)) return check_data_sources(p) && check_tokenizer(p);
+    if (config_only_checks_data(config)) return check_data_sources(p) && check_sft(p) && check_tokenizer(p);
     note_idle(p);
     return check_required(p) && config_check_model(p) && config_check_tensor_parallel(p) &&
            config_check_pipeline(p) && check_local_steps(p) && check_replica_group(p) && check_length(p) &&
-           check_schedule(p) && check_data_sources(p) && check_tokenizer(p) && check_quantization(p) &&
-           check_fp8(p) && check_optimizer(p) && check_checkpoints(p) && check_rest(p);
+           check_schedule(p) && check_data_sources(p) && check_sft(p) && check_tokenizer(p) &&
+           check_quantization(p) && check_fp8(p) && check_optimizer(p) && check_checkpoints(p) &&
+           check_rest(p);
 }

@@ -298,6 +298,7 @@ bool config_finish(Config *config, int world_size, int vocab_size, int eod, Erro
     if (!config->kv_channels) config->kv_channels = config->hidden_size / config->num_attention_heads;
     config->add_qkv_bias = config->add_qkv_bias && config->disable_bias_linear;
     config->sequence_parallel = config->sequence_parallel && config->tensor_model_parallel_size > 1;
+    if (config->sft) config->calculate_per_token_loss = true;
     if (config->recompute_activations) config->recompute_granularity = RECOMPUTE_SELECTIVE;
     return finish_sizes(config, err) && finish_batch(config, err) && finish_rampup(config, err) &&
            finish_length(config, err) && finish_schedule(config, err);

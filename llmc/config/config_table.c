@@ -190,6 +190,9 @@ static const Option table[] = {
     FLAG("reset-position-ids", DATA | NEEDS_LEARNED_POSITIONS, reset_position_ids,
          "restart positions after each document"),
     FLAG("reset-attention-mask", DATA, reset_attention_mask, "no attention across documents"),
+    FLAG("sft", DATA, sft,
+         "fine-tune on conversations: read shards and loss masks of preprocess_data --chat, pack whole "
+         "conversations into samples, and average the loss over the assistant's tokens"),
     USED("inspect-data", FREE, int64_t, OPTION_INT64, inspect_data, "-1", .low = -1, .high = 1e15,
          .value = "K", .help = "print training sample K (shards, tokens, text, epoch) and exit; -1: off"),
     FLAG("check-data", FREE, check_data,
@@ -589,6 +592,7 @@ static const Option table[] = {
     REFUSED("use-torch-fsdp2", "use --data-parallel-sharding-strategy optim_grads_params"),
     REFUSED("decoupled-*", "all parameters use the same learning rate; drop the flag"),
     REFUSED("tiktoken-*", "use --tokenizer-type HuggingFaceTokenizer with the model's tokenizer.json"),
+    REFUSED("sft-tokenizer-prompt-format", "conversations are tokenized before; use preprocess_data --chat"),
     REFUSED("fp16", "training is in bf16; use --bf16 or drop the flag"),
     REFUSED("fp16-lm-cross-entropy", "the loss is computed in fp32; drop the flag"),
     REFUSED("fp32-residual-connection", "the residual stream is bf16; drop the flag"),

@@ -56,7 +56,7 @@ static inline bool limits_for_cudnn(int T, bool documents) { return !documents &
 
 // See op_attention_notice.
 static inline void limits_attention_notice(int T, bool documents, char *text, size_t bytes) {
-    const char *when = documents ? "without --reset-attention-mask"
+    const char *when = documents ? "without --reset-attention-mask and --sft"
                                  : "for sequence lengths that are multiples of 64";
     *text = '\0';
     if (limits_for_cudnn(T, documents)) return;

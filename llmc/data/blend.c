@@ -64,8 +64,18 @@ bool data_source_open(DataSource *source, const char *const *words, int count, E
     return ok;
 }
 
+bool data_source_open_masks(DataSource *source, Error *err) {
+    source->mask = xcalloc((size_t)source->shards, sizeof(Shard), "shards of loss masks");
+    for (int i = 0; i < source->shards; i++) {
+        if (!masks_open(&source->mask[i], &source->shard[i], err)) return false;
+    }
+    return true;
+}
+
 void data_source_close(DataSource *source) {
     for (int i = 0; i < source->shards; i++) shard_close(&source->shard[i]);
+    for (int i = 0; source->mask && i < source->shards; i++) shard_close(&source->mask[i]);
+    free(source->mask);
     free(source->shard);
     free(source->weights);
     *source = (DataSource){0};
@@ -121,13 +131,15 @@ void blend_indices(const double *weights, const int64_t *limits, int shards, int
 
 // --- The blend -----------------------------------------------------------------------------------
 
-static bool build_part(BlendedDataset *d, int i, const Shard *shard, const SplitRequest *r, int64_t samples,
-                       Error *err) {
+static bool build_part(BlendedDataset *d, int i, const DataSource *source, const SplitRequest *r,
+                       int64_t samples, Error *err) {
+    const Shard *shard = &source->shard[i];
     PartRequest part = {.split = r->split,
                         .end = shard->sequences,
                         .samples = samples,
                         .seq_length = r->seq_length,
-                        .seed = r->seed};
+                        .seed = r->seed,
+                        .mask = source->mask ? &source->mask[i] : NULL};
     if (r->bounds) split_range(r->bounds, r->split, shard->sequences, &part.first, &part.end);
     return gpt_dataset_build(&d->parts[i], shard, &part, d->memory, err);
 }
@@ -150,7 +162,7 @@ static bool build_weighted(BlendedDataset *d, const DataSource *source, const Sp
         double share = (double)r->samples * d->weights[i];
         int64_t built = r->surplus > 0 ? whole_samples(ceil(share) * (1 + r->surplus))
                                        : whole_samples(share * 1.005);
-        if (!build_part(d, i, &source->shard[i], r, built, err)) return false;
+        if (!build_part(d, i, source, r, built, err)) return false;
         d->samples += r->surplus > 0 ? whole_samples(share) : built;
     }
     normalize(d->weights, d->shards);
@@ -160,7 +172,7 @@ static bool build_weighted(BlendedDataset *d, const DataSource *source, const Sp
 static bool build_list(BlendedDataset *d, const DataSource *source, const SplitRequest *r, Error *err) {
     for (int i = 0; i < d->shards; i++) {
         const GptDataset *part = &d->parts[i];
-        if (!build_part(d, i, &source->shard[i], r, ONE_EPOCH, err)) return false;
+        if (!build_part(d, i, source, r, ONE_EPOCH, err)) return false;
         if (part->samples == 0) {
             return data_error(err,
                               "%s: the %" PRId64
@@ -182,7 +194,7 @@ static bool build_parts(BlendedDataset *d, const DataSource *source, const Split
     // not in later versions.
     bool single = d->shards == 1 && (!source->weights || (!r->bounds && r->surplus > 0));
     if (single) {
-        bool ok = build_part(d, 0, &source->shard[0], r, r->samples, err);
+        bool ok = build_part(d, 0, source, r, r->samples, err);
         d->samples = d->parts[0].samples;
         return ok;
     }
@@ -268,4 +280,10 @@ void blended_dataset_sample(const BlendedDataset *dataset, int64_t i, int32_t *t
     int64_t part_sample;
     int part = blended_dataset_shard(dataset, i, &part_sample);
     gpt_dataset_sample(&dataset->parts[part], part_sample, tokens);
+}
+
+void blended_dataset_packed(const BlendedDataset *dataset, int64_t i, int32_t pad, const PackedSample *out) {
+    int64_t part_sample;
+    int part = blended_dataset_shard(dataset, i, &part_sample);
+    packed_sample(&dataset->parts[part], part_sample, pad, out);
 }

@@ -110,6 +110,26 @@ static bool check_shard(const Shard *shard, int vocab_size, FILE *out, Error *er
     return true;
 }
 
+// Reads all loss masks of a shard.
+static bool check_masks(const Shard *mask, FILE *out, Error *err) {
+    int32_t largest;
+    int64_t counted = 0, without = 0;
+    if (!check_tokens(mask, 2, &largest, err)) return false;
+    for (int64_t i = 0; i < mask->sequences; i++) {
+        int64_t ones = 0, first = shard_position(mask, i);
+        for (int64_t t = 0; t < shard_length(mask, i); t++) {
+            int32_t value;
+            shard_read(mask, first + t, 1, &value);
+            ones += value;
+        }
+        counted += ones;
+        without += !ones;
+    }
+    fprintf(out, " > %s: the loss counts %" PRId64 " tokens; %" PRId64 " sequences have none: OK\n",
+            mask->prefix, counted, without);
+    return true;
+}
+
 bool check_data(const LoaderOptions *options, FILE *out, Error *err) {
     if (options->mock_data) fprintf(out, " > mock data: nothing to check\n");
     DataSource source[SPLITS] = {{0}};
@@ -118,7 +138,8 @@ bool check_data(const LoaderOptions *options, FILE *out, Error *err) {
         for (int i = 0; ok && i < source[s].shards; i++) {
             const Shard *shard = &source[s].shard[i];
             ok = check_shard(shard, options->vocab_size, out, err) &&
-                 check_ends(shard, options, shard->sequences, out, err);
+                 (options->sft ? check_masks(&source[s].mask[i], out, err)
+                               : check_ends(shard, options, shard->sequences, out, err));
             fflush(out);
         }
         data_source_close(&source[s]);

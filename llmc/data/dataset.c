@@ -78,8 +78,7 @@ bool split_range(const double bounds[SPLITS + 1], int split, int64_t sequences, 
 
 // --- Sizes ---------------------------------------------------------------------------------------
 
-enum { OFFSET_BITS = 31 };  // a sequence has at most 2^31 - 1 tokens
-static const int64_t MAX_DOCUMENTS = (int64_t)1 << (64 - OFFSET_BITS), MAX_SAMPLES = (int64_t)1 << 32;
+static const int64_t MAX_DOCUMENTS = (int64_t)1 << (64 - SAMPLE_OFFSET_BITS), MAX_SAMPLES = (int64_t)1 << 32;
 
 static int64_t tokens_between(const Shard *shard, int64_t first, int64_t end) {
     if (first >= end) return 0;
@@ -144,7 +143,7 @@ static bool plan(GptDataset *d, int64_t requested, Error *err) {
                           " tokens but needs at least 2; increase its --split weight or add data",
                           prefix, name, d->tokens_per_epoch);
     }
-    return plan_epochs(d, requested, err);
+    return d->mask ? packed_plan(d, requested, err) : plan_epochs(d, requested, err);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -176,7 +175,7 @@ static void fill_sample_index(const GptDataset *d) {
             shard_prefetch_length(d->shard, d->document_index[p + PREFETCH_DISTANCE]);
         int64_t length = shard_length(d->shard, d->document_index[p]);
         for (; next < length && out < end; next += d->seq_length) {
-            *out++ = (uint64_t)p << OFFSET_BITS | (uint64_t)next;
+            *out++ = (uint64_t)p << SAMPLE_OFFSET_BITS | (uint64_t)next;
         }
         next -= length;
     }
@@ -211,12 +210,15 @@ bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, const PartReques
                             .seq_length = request->seq_length,
                             .first_sequence = request->first,
                             .end_sequence = request->end,
+                            .mask = request->mask,
                             .memory = memory};
     if (!node_memory_agree(memory, plan(dataset, request->samples, err), err)) return false;
-    if (!allocate(dataset, err)) {
+    bool built = dataset->mask ? packed_build(dataset, request->seed, err) : allocate(dataset, err);
+    if (!built) {
         gpt_dataset_free(dataset);
         return false;
     }
+    if (dataset->mask) return true;
     Mt19937 rng;
     bool fills = node_memory_fills(memory);
     if (fills) {
@@ -245,8 +247,8 @@ void gpt_dataset_free(GptDataset *dataset) {
 void gpt_dataset_sample_entry(const GptDataset *dataset, int64_t k, int64_t *position, int64_t *offset) {
     assert(k >= 0 && k <= dataset->samples);
     uint64_t entry = dataset->sample_index[k];
-    *position = (int64_t)(entry >> OFFSET_BITS);
-    *offset = (int64_t)(entry & (((uint64_t)1 << OFFSET_BITS) - 1));
+    *position = (int64_t)(entry >> SAMPLE_OFFSET_BITS);
+    *offset = (int64_t)(entry & (((uint64_t)1 << SAMPLE_OFFSET_BITS) - 1));
 }
 
 void gpt_dataset_sample(const GptDataset *dataset, int64_t i, int32_t *tokens) {
@@ -267,6 +269,7 @@ void gpt_dataset_sample(const GptDataset *dataset, int64_t i, int32_t *tokens) {
 
 TokenPlace gpt_dataset_place(const GptDataset *dataset, int64_t i, int64_t t) {
     assert(i >= 0 && i < dataset->samples && t >= 0 && t <= dataset->seq_length);
+    if (dataset->mask) return packed_place(dataset, i, t);
     TokenPlace place;
     gpt_dataset_sample_entry(dataset, dataset->shuffle_index[i], &place.position, &place.offset);
     for (place.offset += t;; place.position++) {

@@ -7,12 +7,17 @@
 LLMC_BEGIN
 
 enum { SPLIT_TRAIN = 0, SPLIT_VALID = 1, SPLIT_TEST = 2, SPLITS = 3 };
-enum { ONE_EPOCH = -1 };  // sample count: one pass over the split
+enum { ONE_EPOCH = -1 };           // sample count: one pass over the split
+enum { SAMPLE_OFFSET_BITS = 31 };  // a sequence has at most 2^31 - 1 tokens
 
 // One split of one shard. Memory: 4 bytes per document and epoch, 12 bytes per sample (1.2 GB for
 // 10^8 samples).
+//
+// With loss masks, samples are packed conversations instead (packed.c): whole sequences of the
+// shard, in shuffled order and not shuffled again, then padding. There is no shuffle_index.
 typedef struct GptDataset {
     const Shard *shard;
+    const Shard *mask;  // loss masks of the shard; NULL: continuous text
     int split;
     int seq_length;
     int64_t first_sequence, end_sequence;  // sequences [first, end) of this split
@@ -22,6 +27,8 @@ typedef struct GptDataset {
     int64_t samples_before_final;  // number of samples before a separate final epoch; shuffled separately
     int64_t documents;             // (end - first) * epochs
     int64_t samples;               // all complete samples of the epochs, at least as many as requested
+    int64_t samples_per_epoch;     // with masks: of the first epoch; others differ slightly
+    int64_t cut_sequences;         // with masks: longer than a sample, so their ends are not read
     int32_t *document_index;       // (documents) sequence ids
     uint64_t *sample_index;        // (samples + 1) position in document_index << 31 | offset in that sequence
     uint32_t *shuffle_index;       // (samples)
@@ -35,12 +42,14 @@ typedef struct PartRequest {
     int64_t samples;     // minimum number of samples, or ONE_EPOCH
     int seq_length;      // each sample has seq_length + 1 tokens
     uint32_t seed;
+    const Shard *mask;  // loss masks, or NULL
 } PartRequest;
 
+enum { PADDING = -1 };
 // Origin of a token of a sample.
 typedef struct TokenPlace {
     int64_t position;  // in document_index
-    int64_t sequence;  // in the shard
+    int64_t sequence;  // in the shard; PADDING: none
     int64_t offset;    // within the sequence
 } TokenPlace;
 
@@ -64,6 +73,14 @@ void gpt_dataset_free(GptDataset *dataset);
 void gpt_dataset_sample_entry(const GptDataset *dataset, int64_t k, int64_t *position, int64_t *offset);
 // Reads the seq_length + 1 token ids of sample i, 0 <= i < dataset->samples.
 void gpt_dataset_sample(const GptDataset *dataset, int64_t i, int32_t *tokens);
+// One sample of packed conversations, (seq_length + 1) each.
+typedef struct PackedSample {
+    int32_t *ids;    // padding: the given id
+    int32_t *mask;   // value of the mask shard; 0 for padding and the first token of a conversation
+    int32_t *start;  // place of the first token of the same conversation, or of the padding
+} PackedSample;
+// Reads sample i of a dataset with masks.
+void packed_sample(const GptDataset *dataset, int64_t i, int32_t pad, const PackedSample *out);
 // Returns the origin of token t of sample i, 0 <= t <= seq_length.
 TokenPlace gpt_dataset_place(const GptDataset *dataset, int64_t i, int64_t t);
 
@@ -83,12 +100,16 @@ typedef struct BlendedDataset {
 typedef struct DataSource {
     int shards;
     Shard *shard;     // (shards)
+    Shard *mask;      // (shards) their loss masks; NULL: not opened
     double *weights;  // (shards) as given; NULL if none were given
 } DataSource;
 // Opens the shards of a --data-path, given as in Megatron-LM: one prefix, "weight prefix" pairs, or
 // a list of prefixes without weights. Errors: EXIT_USAGE for a weight that is not a positive
 // number; EXIT_DATA from shard_open.
 bool data_source_open(DataSource *source, const char *const *words, int count, Error *err);
+// Opens the loss masks of all shards. Errors (EXIT_DATA): of shard_open, or a mask whose sequences
+// do not have the lengths of the shard's. On failure data_source_close frees what was opened.
+bool data_source_open_masks(DataSource *source, Error *err);
 void data_source_close(DataSource *source);
 
 // Arguments of blended_dataset_build.
@@ -117,6 +138,8 @@ bool blended_dataset_build(BlendedDataset *dataset, const DataSource *source, co
                            NodeMemory *memory, Error *err);
 void blended_dataset_free(BlendedDataset *dataset);
 void blended_dataset_sample(const BlendedDataset *dataset, int64_t i, int32_t *tokens);
+// The same for samples of packed conversations.
+void blended_dataset_packed(const BlendedDataset *dataset, int64_t i, int32_t pad, const PackedSample *out);
 // Returns the shard that sample i comes from (0 for a single shard) and its sample index in that
 // shard's dataset.
 int blended_dataset_shard(const BlendedDataset *dataset, int64_t i, int64_t *part_sample);
@@ -128,5 +151,17 @@ double numpy_sum(const double *x, int64_t n);
 // is furthest below its weight. limits (may be NULL): a shard with that many draws is skipped.
 void blend_indices(const double *weights, const int64_t *limits, int shards, int64_t length,
                    int16_t *blend_shard, int64_t *blend_sample);
+
+// --- packed.c: datasets with masks. Called by dataset.c and blend.c ------------------------------
+
+// Sets the number of epochs and of cut conversations. Error: EXIT_DATA if the index is too small.
+bool packed_plan(GptDataset *dataset, int64_t requested, Error *err);
+// Builds document_index and sample_index and sets the numbers of samples. Collective. Error:
+// EXIT_ENVIRONMENT if out of memory; the caller frees the dataset.
+bool packed_build(GptDataset *dataset, uint32_t seed, Error *err);
+// As gpt_dataset_place. sequence PADDING: after the conversations.
+TokenPlace packed_place(const GptDataset *dataset, int64_t i, int64_t t);
+// Opens the loss masks of a shard. Errors (EXIT_DATA): of shard_open, or if a length differs.
+bool masks_open(Shard *mask, const Shard *shard, Error *err);
 
 LLMC_END

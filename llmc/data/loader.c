@@ -34,18 +34,23 @@ static bool check_options(const LoaderOptions *o, Error *err) {
     return true;
 }
 
+static bool open_source(DataSource *source, const DataPath *path, bool masks, Error *err) {
+    if (!data_source_open(source, path->words, path->count, err)) return false;
+    return !masks || data_source_open_masks(source, err);
+}
+
 bool loader_open_sources(DataSource source[SPLITS], const LoaderOptions *o, Error *err) {
     if (o->mock_data) return true;
-    if (o->data_path.count) return data_source_open(&source[0], o->data_path.words, o->data_path.count, err);
+    if (o->data_path.count) return open_source(&source[0], &o->data_path, o->sft, err);
     for (int s = 0; s < SPLITS; s++) {
         const DataPath *path = &o->split_path[s];
-        if (path->count && !data_source_open(&source[s], path->words, path->count, err)) return false;
+        if (path->count && !open_source(&source[s], path, o->sft, err)) return false;
     }
     return true;
 }
 
 static bool check_all_ends(const Loader *l, const LoaderOptions *o, Error *err) {
-    for (int s = 0; s < SPLITS; s++) {
+    for (int s = 0; s < SPLITS && !o->sft; s++) {  // conversations end as their template says
         for (int i = 0; i < l->source[s].shards; i++) {
             if (!check_ends(&l->source[s].shard[i], o, CHECK_SOME_ENDS, NULL, err)) return false;
         }
@@ -104,11 +109,15 @@ static void allocate_batch(Loader *l) {
     const LoaderOptions *o = &l->options;
     size_t elements = (size_t)o->micro_batch_size * (size_t)o->seq_length;
     l->ids = xmalloc(((size_t)o->seq_length + 1) * sizeof(int32_t), "sample ids");
+    if (o->sft) {
+        l->mask = xmalloc(((size_t)o->seq_length + 1) * sizeof(int32_t), "sample masks");
+        l->start = xmalloc(((size_t)o->seq_length + 1) * sizeof(int32_t), "sample conversations");
+    }
     l->batch.tokens = xmalloc(elements * sizeof(int32_t), "batch tokens");
     l->batch.targets = xmalloc(elements * sizeof(int32_t), "batch targets");
     l->batch.positions = xmalloc(elements * sizeof(int32_t), "batch positions");
-    if (o->eod_mask_loss) l->batch.loss_mask = xmalloc(elements * sizeof(float), "loss mask");
-    if (o->reset_attention_mask) {
+    if (o->eod_mask_loss || o->sft) l->batch.loss_mask = xmalloc(elements * sizeof(float), "loss mask");
+    if (o->reset_attention_mask || o->sft) {
         l->batch.doc_start = xmalloc(elements * sizeof(int32_t), "document starts");
     }
 }
@@ -128,7 +137,7 @@ Loader *loader_open(const LoaderOptions *options, Peers node, Error *err) {
     l->options.data_path = (DataPath){NULL, 0};
     memset(l->options.split_path, 0, sizeof l->options.split_path);
     l->options.split = NULL;
-    l->eod = options->mock_data ? 0 : options->eod;
+    l->eod = options->mock_data || options->eod < 0 ? 0 : options->eod;
     allocate_batch(l);
     l->open_seconds = monotonic_seconds() - start;
     return l;
@@ -149,6 +158,8 @@ void loader_close(Loader *loader) {
     free(b->loss_mask);
     free(b->doc_start);
     free(loader->ids);
+    free(loader->mask);
+    free(loader->start);
     free(loader);
 }
 
@@ -169,6 +180,7 @@ uint64_t *loader_fingerprints(const Loader *loader, int *shards) {
             const DataSource *source = &loader->source[s];
             uint64_t weight = 0;
             if (source->weights) memcpy(&weight, &source->weights[i], sizeof weight);
+            if (source->mask) weight += shard_fingerprint(&source->mask[i]);
             *next++ = shard_fingerprint(&source->shard[i]) + weight;
         }
     }
@@ -185,7 +197,11 @@ const char *loader_shard_prefix(const Loader *loader, int place) {
 double loader_epoch(const Loader *loader, int64_t consumed) {
     const BlendedDataset *d = &loader->data[SPLIT_TRAIN];
     double tokens = 0;
-    for (int i = 0; i < d->shards; i++) tokens += (double)d->parts[i].tokens_per_epoch;
+    for (int i = 0; i < d->shards; i++) {
+        const GptDataset *part = &d->parts[i];
+        tokens += part->mask ? (double)part->samples_per_epoch * loader->options.seq_length
+                             : (double)part->tokens_per_epoch;
+    }
     return tokens > 0 ? (double)consumed * loader->options.seq_length / tokens : -1;
 }
 
@@ -239,9 +255,22 @@ bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Err
             " samples of its split; raise --train-iters or --train-samples so that they cover the run",
             sample, l->data[split].samples);
     }
-    blended_dataset_sample(&l->data[split], sample, ids);
-    uint32_t outside = 0;
+    uint32_t outside = 0, no_mask = 0;
+    if (o->sft) {
+        const PackedSample packed = {ids, l->mask, l->start};
+        blended_dataset_packed(&l->data[split], sample, l->eod, &packed);
+        for (int t = 0; t <= o->seq_length; t++) no_mask |= (uint32_t)l->mask[t] > 1;
+    } else {
+        blended_dataset_sample(&l->data[split], sample, ids);
+    }
     for (int t = 0; t <= o->seq_length; t++) outside |= (uint32_t)ids[t] >= (uint32_t)o->vocab_size;
+    if (no_mask) {
+        return data_error(err,
+                          "sample %" PRId64
+                          " of the %s split has loss masks other than 0 and 1; run "
+                          "preprocess_data --chat again",
+                          sample, split_name(split));
+    }
     return !outside || bad_id(l, split, sample, ids, err);
 }
 
@@ -259,6 +288,15 @@ static void describe_row(const LoaderOptions *o, int eod, const int32_t *tokens,
     }
 }
 
+// The same for a sample of packed conversations. Padding counts as one conversation without loss.
+static void describe_packed(const Loader *l, int32_t *positions, float *loss_mask, int32_t *doc_start) {
+    for (int t = 0; t < l->options.seq_length; t++) {
+        positions[t] = t - l->start[t];
+        doc_start[t] = l->start[t];
+        loss_mask[t] = l->mask[t + 1] ? 1.0f : 0.0f;
+    }
+}
+
 static bool fill_batch(Loader *l, int split, int64_t first_sample, Error *err) {
     const LoaderOptions *o = &l->options;
     Batch *b = &l->batch;
@@ -271,7 +309,8 @@ static bool fill_batch(Loader *l, int split, int64_t first_sample, Error *err) {
         memcpy(b->targets + row, l->ids + 1, length * sizeof(int32_t));
         float *loss_mask = b->loss_mask ? b->loss_mask + row : NULL;
         int32_t *doc_start = b->doc_start ? b->doc_start + row : NULL;
-        describe_row(o, l->eod, b->tokens + row, b->positions + row, loss_mask, doc_start);
+        if (o->sft) describe_packed(l, b->positions + row, loss_mask, doc_start);
+        else describe_row(o, l->eod, b->tokens + row, b->positions + row, loss_mask, doc_start);
     }
     return true;
 }

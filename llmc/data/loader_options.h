@@ -21,6 +21,7 @@ typedef struct LoaderOptions {
     int eod;         // -1: none. Required by the three flags below; mock data uses 0
     bool known_ids;  // the vocabulary is GPT-2's; refuse shards of a different vocabulary
     bool eod_mask_loss, reset_position_ids, reset_attention_mask;
+    bool sft;  // samples are packed conversations with loss masks; excludes mock data and the three flags
     uint32_t seed, eval_seed;  // shuffle seed of training samples | of the other splits, 0: same as seed
     int micro_batch_size;      // B
     int dp_rank, dp_size;
@@ -30,9 +31,12 @@ typedef struct LoaderOptions {
 typedef struct Batch {
     int32_t *tokens;       // (B, T)
     int32_t *targets;      // (B, T) tokens shifted by one position
-    int32_t *positions;    // (B, T) 0..T-1, restarting after EOD with reset_position_ids
-    float *loss_mask;      // (B, T) 0 where the input is EOD with eod_mask_loss, else 1; NULL: all ones
-    int32_t *doc_start;    // (B, T) first position that token t attends to; NULL without reset_attention_mask
+    int32_t *positions;    // (B, T) 0..T-1, restarting after EOD with reset_position_ids, and in each
+                           // conversation with sft
+    float *loss_mask;      // (B, T) 0 where the input is EOD with eod_mask_loss, or the target is not the
+                           // assistant's with sft, else 1; NULL: all ones
+    int32_t *doc_start;    // (B, T) first position that token t attends to; NULL without
+                           // reset_attention_mask and sft
     int64_t first_sample;  // global index of row 0; row j is first_sample + j
 } Batch;
 

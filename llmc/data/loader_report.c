@@ -12,7 +12,13 @@ static void print_part(const BlendedDataset *d, int i, FILE *out) {
     fprintf(out, " %" PRId64 " sequences, %" PRId64 " tokens, %" PRId64 " epoch%s, %" PRId64 " samples",
             p->end_sequence - p->first_sequence, p->tokens_per_epoch, p->epochs, p->epochs == 1 ? "" : "s",
             p->samples);
-    if (p->epochs > 1) {
+    if (p->mask) {
+        fprintf(out, " of packed conversations");
+        if (p->cut_sequences) {
+            fprintf(out, "; %" PRId64 " conversations have more than %d tokens and are cut", p->cut_sequences,
+                    p->seq_length + 1);
+        }
+    } else if (p->epochs > 1) {
         fprintf(out, ", last epoch %s",
                 p->separate_final_epoch ? "shuffled separately" : "shuffled with the others");
     }
@@ -40,7 +46,7 @@ void loader_print_summary(const Loader *loader, FILE *out) {
             for (int i = 0; i < d->shards; i++) print_part(d, i, out);
         }
     }
-    for (int s = 0; s < SPLITS; s++) {
+    for (int s = 0; s < SPLITS && !o->sft; s++) {
         for (int i = 0; i < loader->source[s].shards; i++) {
             check_ends(&loader->source[s].shard[i], o, CHECK_SOME_ENDS, out, NULL);
         }
@@ -54,6 +60,10 @@ void loader_print_summary(const Loader *loader, FILE *out) {
 static void print_spans(const GptDataset *p, int64_t part_sample, FILE *out) {
     for (int64_t t = 0; t <= p->seq_length;) {
         TokenPlace at = gpt_dataset_place(p, part_sample, t);
+        if (at.sequence == PADDING) {
+            fprintf(out, "    tokens %" PRId64 "..%d: padding\n", t, p->seq_length);
+            return;
+        }
         int64_t length = shard_length(p->shard, at.sequence), take = length - at.offset,
                 left = p->seq_length + 1 - t;
         if (take > left) take = left;
@@ -68,7 +78,9 @@ static void print_spans(const GptDataset *p, int64_t part_sample, FILE *out) {
 static void print_epoch(const GptDataset *p, int64_t part_sample, FILE *out) {
     int64_t sequences = p->end_sequence - p->first_sequence,
             epoch = gpt_dataset_place(p, part_sample, 0).position / sequences + 1;
-    if (p->epochs > 1 && !p->separate_final_epoch) {
+    if (p->mask) {
+        fprintf(out, "  epoch: %" PRId64 " of %" PRId64 "\n", epoch, p->epochs);
+    } else if (p->epochs > 1 && !p->separate_final_epoch) {
         fprintf(out, "  epoch: one of %" PRId64 ", all shuffled together\n", p->epochs);
     } else if (p->epochs > 2 && epoch < p->epochs) {
         fprintf(out, "  epoch: one of the first %" PRId64 " of %" PRId64 ", shuffled together\n",
@@ -141,6 +153,11 @@ bool loader_inspect(const Loader *loader, int64_t k, FILE *out, DecodeToken deco
         fprintf(out, "  ids:");
         for (int t = 0; t < count; t++) fprintf(out, " %d", ids[t]);
         fprintf(out, "\n");
+        if (loader->mask) {
+            fprintf(out, "  loss masks:");
+            for (int t = 0; t < count; t++) fprintf(out, " %d", loader->mask[t]);
+            fprintf(out, "\n");
+        }
         if (decode && !mock) print_text(ids, count, out, decode, context);
     }
     free(ids);

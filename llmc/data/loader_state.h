@@ -16,14 +16,16 @@ struct Loader {
     bool has[SPLITS];
     int eod;
     double open_seconds;
-    int32_t *ids;  // (T + 1) scratch of loader_batch
+    int32_t *ids;           // (T + 1) scratch of loader_batch
+    int32_t *mask, *start;  // (T + 1) with sft: see PackedSample
     Batch batch;
 };
 
 // Opens the shards of --data-path into source[0], or the shards of each split into its own entry.
 // source must be zeroed, and the caller closes it even on failure. Errors: as data_source_open.
 bool loader_open_sources(DataSource source[SPLITS], const LoaderOptions *options, Error *err);
-// Reads the T + 1 ids of one sample and checks their range. Errors as loader_batch.
+// Reads the T + 1 ids of one sample, and with sft l->mask and l->start, and checks their range.
+// Errors as loader_batch.
 bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Error *err);
 // Sets the error (EXIT_DATA) for an id outside the vocabulary; offset is its position in the
 // sequence. Always returns false.

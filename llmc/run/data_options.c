@@ -28,6 +28,7 @@ LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
     o.eod_mask_loss = c->eod_mask_loss;
     o.reset_position_ids = c->reset_position_ids;
     o.reset_attention_mask = c->reset_attention_mask;
+    o.sft = c->sft;
     o.seed = (uint32_t)c->seed;
     o.eval_seed = (uint32_t)c->eval_seed;
     o.micro_batch_size = c->micro_batch_size;

@@ -23,6 +23,7 @@ static Config config_to_measure(const Config *config) {
     c.sharding = SHARD_OPTIMIZER;
     c.recompute_granularity = RECOMPUTE_NONE;
     c.mock_data = true;
+    c.sft = false;
     // Use a schedule that is always valid: no warm-up, no batch ramp-up, no decay.
     c.global_batch_size = c.micro_batch_size;
     c.rampup_batch_size.count = 0;

@@ -62,8 +62,8 @@ static void read_samples(const Shard *s, int seq_length) {
         Error err = {0};
         int64_t first, end;
         split_range(bounds, split, s->sequences, &first, &end);
-        if (!gpt_dataset_build(&d, s, &(PartRequest){split, first, end, MOST_SAMPLES, seq_length, 1234}, NULL,
-                               &err)) {
+        if (!gpt_dataset_build(&d, s, &(PartRequest){split, first, end, MOST_SAMPLES, seq_length, 1234, NULL},
+                               NULL, &err)) {
             fuzz_check_error(&err);
             continue;
         }

@@ -240,12 +240,28 @@ static void wsd_is_part_of_the_schedule(void **state) {
     config_free(&other.config);
 }
 
+// --sft excludes the flags that it replaces, and averages gradients over tokens.
+static void supervised_fine_tuning(void **state) {
+    Run run;
+    must_run(&run, NO_DATA "--sft --data-path a", 1);
+    assert_true(run.config.sft && run.config.calculate_per_token_loss);
+    config_free(&run.config);
+    must_run(&run, "--check-data --sft --data-path a --tokenizer-type Byte", 1);
+    config_free(&run.config);
+    must_fail(SMALL "--sft", 0, "--sft needs loss masks, which --mock-data lacks");
+    must_fail(NO_DATA "--sft --data-path a --reset-attention-mask", 0, "drop --reset-position-ids and");
+    must_fail(NO_DATA "--sft --data-path a --reset-position-ids", 0, "drop --reset-position-ids and");
+    must_fail(NO_DATA "--sft --data-path a --eod-mask-loss", 0, "drop --eod-mask-loss");
+    must_fail(SMALL "--sft-tokenizer-prompt-format default", 0, "use preprocess_data --chat");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reals_are_checked_in_float32),   cmocka_unit_test(stored_values_keep_their_digits),
         cmocka_unit_test(flags_used_in_double_precision), cmocka_unit_test(short_help),
         cmocka_unit_test(data_checks_need_few_flags),     cmocka_unit_test(lists_from_files),
-        cmocka_unit_test(bad_lists_from_files),           cmocka_unit_test(wsd_is_part_of_the_schedule),
+        cmocka_unit_test(supervised_fine_tuning),         cmocka_unit_test(bad_lists_from_files),
+        cmocka_unit_test(wsd_is_part_of_the_schedule),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

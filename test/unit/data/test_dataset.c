@@ -271,7 +271,7 @@ static void golden_indices(void **state) {
     assert_true(shard_open(&s, c.prefix, &err));
     GptDataset d;
 
-    assert_true(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 10, 9, 8, 1234}, NULL, &err));
+    assert_true(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 10, 9, 8, 1234, NULL}, NULL, &err));
     assert_int_equal(d.epochs, 1);
     assert_int_equal(d.samples, 9);
     const int32_t documents1[10] = {7, 2, 9, 1, 0, 8, 4, 5, 6, 3};
@@ -281,7 +281,7 @@ static void golden_indices(void **state) {
     assert_indices(&d, documents1, entries1, shuffled1);
     gpt_dataset_free(&d);
 
-    assert_true(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 10, 12, 8, 1234}, NULL, &err));
+    assert_true(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 10, 12, 8, 1234, NULL}, NULL, &err));
     assert_int_equal(d.epochs, 2);
     assert_true(d.separate_final_epoch);
     assert_int_equal(d.samples_before_final, 9);
@@ -294,7 +294,7 @@ static void golden_indices(void **state) {
     assert_indices(&d, documents2, entries2, shuffled2);
     gpt_dataset_free(&d);
 
-    assert_true(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 10, 17, 8, 1234}, NULL, &err));
+    assert_true(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 10, 17, 8, 1234, NULL}, NULL, &err));
     assert_int_equal(d.epochs, 2);
     assert_false(d.separate_final_epoch);
     assert_int_equal(d.samples, 19);
@@ -368,7 +368,8 @@ static void compare(const Corpus *c, const Shard *shard, int split, int64_t firs
     GptDataset d;
     Error err = {0};
     Naive r = naive_build(c, first, end, n, s, seed);
-    assert_true(gpt_dataset_build(&d, shard, &(PartRequest){split, first, end, n, s, seed}, NULL, &err));
+    assert_true(
+        gpt_dataset_build(&d, shard, &(PartRequest){split, first, end, n, s, seed, NULL}, NULL, &err));
     assert_int_equal(d.samples, r.samples);
     assert_int_equal(d.epochs, r.epochs);
     assert_int_equal(d.separate_final_epoch, r.separate);
@@ -561,21 +562,22 @@ static void build_errors(void **state) {
     Error err = {0};
     assert_true(shard_open(&s, c.prefix, &err));
     // An empty split (Megatron-LM hangs).
-    assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TEST, 4, 4, 10, 8, 1}, NULL, &err));
+    assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TEST, 4, 4, 10, 8, 1, NULL}, NULL, &err));
     assert_int_equal(err.code, EXIT_DATA);
     assert_non_null(strstr(err.what, "test split has none of the 4"));
-    assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_VALID, 0, 2, 10, 8, 1}, NULL, &err));
+    assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_VALID, 0, 2, 10, 8, 1, NULL}, NULL, &err));
     assert_int_equal(err.code, EXIT_DATA);
     assert_non_null(strstr(err.what, "0 tokens"));
-    assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_VALID, 0, 3, 10, 8, 1}, NULL, &err));
+    assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_VALID, 0, 3, 10, 8, 1, NULL}, NULL, &err));
     assert_non_null(strstr(err.what, "1 tokens"));
     const int64_t many[3] = {INT64_MAX, INT64_MAX / 8, 1ll << 33};
     for (int k = 0; k < 3; k++) {
-        assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 4, many[k], 8, 1}, NULL, &err));
+        assert_false(
+            gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 4, many[k], 8, 1, NULL}, NULL, &err));
         assert_int_equal(err.code, EXIT_DATA);
         assert_non_null(strstr(err.what, "exceed the limits of the index"));
     }
-    assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 4, 1, 0, 1}, NULL, &err));
+    assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 4, 1, 0, 1, NULL}, NULL, &err));
     assert_int_equal(err.code, EXIT_USAGE);
     shard_close(&s);
 
