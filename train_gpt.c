@@ -89,6 +89,7 @@ static double load_micro_batch(Run *run, GPT *gpt, const BatchSource *source, Pa
     Batch batch = next_batch(run, gpt, pass->slot, source->split, sample);
     pass->first_sample = batch.first_sample;
     pass->has_doc_start = batch.doc_start != NULL;
+    pass->sequences = batch.tokens ? gpt->slot[pass->slot].sequences : 0;
     pass->has_loss_mask = batch.loss_mask != NULL;
     double tokens = count_tokens(gpt, &batch);
     pass->report_scale = (float)(1.0 / (N * parts));

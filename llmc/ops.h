@@ -27,8 +27,10 @@ LLMC_BEGIN
 // sizes. Error: EXIT_USAGE, naming the flag to change.
 bool op_check_model(int C, int NH, int HD, int F, int V, int64_t N, Error *err);
 // Writes one line that explains why these settings make attention use slower kernels, or "" if they
-// don't. documents: tokens attend only to their own document.
-void op_attention_notice(int T, bool documents, char *text, size_t bytes);
+// don't. documents: tokens attend only to their own document. window_dropout: dropout in layers
+// with a window.
+void op_attention_notice(int T, bool documents, bool deterministic, bool window_dropout, char *text,
+                         size_t bytes);
 
 // Size of the device memory for ops without a workspace field; 0 on CPUs. The caller reserves it in
 // the memory plan and passes it to op_set_scratch before the first op. All ops that use it must run
@@ -270,6 +272,8 @@ typedef struct Attention {
     int groups;                // number of query groups, a divisor of NH; 0: NH groups
     bool by_kind;              // qkv and dqkv are (B, T, NH + 2 * groups, HD)
     int window;                // 0: none
+    int sequences;             // op_attention_pack's result, 0: not packed
+    const void *packed;        // device memory that op_attention_pack filled in
 } Attention;
 // First key that query t sees in a document that starts at `start`.
 HD_FN int attention_first_key(int window, int start, int t) {
@@ -291,7 +295,15 @@ HD_FN GroupColumns attention_columns(const Attention *a, int group) {
 void op_attention_forward(Stream *s, const Attention *a);
 void op_attention_backward(Stream *s, const Attention *a);
 size_t op_attention_saved_bytes(int B, int T, int NH, int HD);
-size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups);
+// packed: for calls with sequences, too.
+size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups, bool packed);
+
+// Describes the documents of a micro-batch to kernels that process packed sequences of any length.
+// doc_start: (B, T) host memory, or NULL: each sample is a sequence. packed: device memory of
+// op_attention_pack_bytes, which are 0 if these kernels are not used. a: sizes and layout alone.
+// Returns Attention.sequences for all layers.
+int op_attention_pack(Stream *s, const Attention *a, const int32_t *doc_start, void *packed);
+size_t op_attention_pack_bytes(int B, int T, bool documents);
 
 // Attention of T new positions of one sequence over a KV cache, for text generation. Query t has
 // position start + t and attends to keys 0 .. start + t. Results differ from op_attention_forward

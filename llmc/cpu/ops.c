@@ -263,7 +263,10 @@ void op_head_norm_backward(Stream *s, const HeadNorm *a) {
 size_t op_scratch_bytes(int64_t N, int C) { return 0; }
 void op_set_scratch(Device *device, void *memory, size_t bytes) {}
 bool op_check_model(int C, int NH, int HD, int F, int V, int64_t N, Error *err) { return true; }
-void op_attention_notice(int T, bool documents, char *text, size_t bytes) { *text = '\0'; }
+void op_attention_notice(int T, bool documents, bool deterministic, bool window_dropout, char *text,
+                         size_t bytes) {
+    *text = '\0';
+}
 
 size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC) {
     int64_t rows = min64(max_N, LINEAR_ROWS);

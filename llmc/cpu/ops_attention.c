@@ -10,7 +10,11 @@ size_t op_attention_saved_bytes(int B, int T, int NH, int HD) {
     return (size_t)B * (size_t)NH * (size_t)T * sizeof(float);
 }
 
-size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups) {
+int op_attention_pack(Stream *s, const Attention *a, const int32_t *doc_start, void *packed) { return 0; }
+
+size_t op_attention_pack_bytes(int B, int T, bool documents) { return 0; }
+
+size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups, bool packed) {
     // For backward: q, k, v, dout, dq, dk, dv, two blocks of scores, one row of dropout
     // multipliers.
     int64_t head = slice_floats((int64_t)T * HD), scores = slice_floats(min64(QUERY_ROWS, T) * T);

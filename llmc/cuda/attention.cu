@@ -10,9 +10,9 @@ size_t op_attention_saved_bytes(int B, int T, int NH, int HD) {
     return (size_t)B * (size_t)NH * (size_t)T * sizeof(float);
 }
 
-size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups) {
+size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups, bool packed) {
     size_t plain = attention_plain_workspace_bytes(B, T, NH, HD),
-           cudnn = attention_cudnn_workspace_bytes(B, T, NH, HD, groups);
+           cudnn = attention_cudnn_workspace_bytes(B, T, NH, HD, groups, packed);
     return plain > cudnn ? plain : cudnn;
 }
 

@@ -12,7 +12,7 @@ static inline float attention_scale(const Attention *a) { return 1.0f / sqrtf((f
 
 // Workspace sizes; op_attention_workspace_bytes is the larger one.
 size_t attention_plain_workspace_bytes(int B, int T, int NH, int HD);
-size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD, int groups);
+size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD, int groups, bool packed);
 
 // Own kernels. They support any T, any HD that is a multiple of 8 up to 256, and document starts,
 // and apply the dropout masks of ops.h. Deterministic.

@@ -50,16 +50,22 @@ static inline bool limits_check_model(int C, int NH, int HD, int F, int V, int64
 
 // --- attention -----------------------------------------------------------------------------------
 
-// Returns true if attention uses cuDNN, which does not support document starts. Lengths that are
-// not a multiple of 64 occur only in sampling, where every token would need a new cuDNN plan.
-static inline bool limits_for_cudnn(int T, bool documents) { return !documents && T % 64 == 0; }
+// Returns true if attention uses cuDNN's kernels for samples of equal length.
+static inline bool limits_dense(int T, bool documents) { return !documents && T % 64 == 0; }
+
+// Returns true if attention uses cuDNN's kernels for packed sequences of any length. In
+// deterministic mode they store the (T, T) gradients of the scores for every sequence. They have no
+// dropout in windows.
+static inline bool limits_packed(bool deterministic, bool dropout, bool window) {
+    return !deterministic && !(dropout && window);
+}
 
 // See op_attention_notice.
-static inline void limits_attention_notice(int T, bool documents, char *text, size_t bytes) {
-    const char *when = documents ? "without --reset-attention-mask and --sft"
-                                 : "for sequence lengths that are multiples of 64";
+static inline void limits_attention_notice(int T, bool documents, bool deterministic, bool window_dropout,
+                                           char *text, size_t bytes) {
+    const char *when = deterministic ? "without --deterministic-mode" : "without --attention-dropout";
     *text = '\0';
-    if (limits_for_cudnn(T, documents)) return;
+    if (limits_dense(T, documents) || limits_packed(deterministic, window_dropout, window_dropout)) return;
     snprintf(text, bytes,
              "attention uses this program's own kernels; compared with cuDNN, a step takes at least 5.6 %% "
              "(1.3B) or 11 %% (125M) longer, see dev/bench/NOTES.md; cuDNN is used %s",

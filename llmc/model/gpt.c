@@ -207,6 +207,7 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->FC1 = gpt->swiglu ? 2 * gpt->F : gpt->F;
     gpt->NG = config_query_groups(config) / ranks;
     gpt->QKV = gpt->A + 2 * gpt->NG * gpt->HD;
+    gpt->documents = config->reset_attention_mask || config->sft;
     gpt->by_kind = gpt->rotary > 0 && gpt->NG < gpt->NH;
     gpt->epsilon = (float)config->norm_epsilon;
     gpt->attention_dropout = (float)config->attention_dropout;

@@ -231,6 +231,7 @@ typedef struct Pass {
     int slot, input, gradient;          // buffers of this pass (pipeline_schedule.h)
     int64_t first_sample;               // global index of the first sequence; seeds dropout
     bool has_doc_start, has_loss_mask;  // whether the batch has document starts and a loss mask
+    int sequences;                      // of packed attention, 0: none
     bool training;                      // dropout is on, and linears of FP8 layers run in FP8
     bool backward;                      // the LM head also computes its gradients
     bool first, last;    // first or last micro-batch of the step. If gradients accumulate over a step
@@ -248,6 +249,9 @@ typedef struct Pass {
 typedef struct MicroBatch {
     int32_t *tokens, *targets, *positions, *doc_start;  // (B, T)
     float *loss_mask;                                   // (B, T)
+    void *packed;       // op_attention_pack_bytes: the sequences of the batch, NULL if attention
+                        // processes whole samples
+    int sequences;      // their number (Attention.sequences)
     floatX **residual;  // (layers + 1) of (R, C): input of each layer; the last one is the output
     floatX *embedded;   // (R, C) output of the embedding; NULL on stages without it
     LayerActs *acts;    // (layers); with full recomputation (1), shared by all slots
@@ -288,6 +292,7 @@ typedef struct GPT {
     bool biased;                         // linear layers have biases
     bool qkv_biased;                     // the linear layer of queries, keys and values has one
     bool tied;                           // the LM head shares the word embeddings
+    bool documents;                      // tokens attend only to their own document
     bool qk_norm;                        // per-head norm of queries and keys
     bool by_kind;                        // qkv holds all queries, then all keys, then all values;
                                          // op_rope writes this layout for models with RoPE and GQA

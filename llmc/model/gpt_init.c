@@ -49,7 +49,10 @@ void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
 void gpt_upload(GPT *gpt, int slot, const Batch *batch) {
     assert(slot >= 0 && slot < gpt->slots);
     size_t N = (size_t)gpt->B * (size_t)gpt->T, ids = N * sizeof(int32_t);
-    const MicroBatch *m = &gpt->slot[slot];
+    MicroBatch *m = &gpt->slot[slot];
+    const Attention sizes = {
+        .B = gpt->B, .T = gpt->T, .NH = gpt->NH, .HD = gpt->HD, .groups = gpt->NG, .by_kind = gpt->by_kind};
+    if (m->packed) m->sequences = op_attention_pack(gpt->stream, &sizes, batch->doc_start, m->packed);
     copy_to_device(gpt->stream, m->tokens, batch->tokens, ids);
     copy_to_device(gpt->stream, m->targets, batch->targets, ids);
     copy_to_device(gpt->stream, m->positions, batch->positions, ids);

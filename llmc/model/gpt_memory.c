@@ -14,7 +14,8 @@ static size_t workspace_bytes(const GPT *gpt, bool training) {
     size_t bytes = op_linear_workspace_bytes(N, widest, widest);
     for (int T = gpt->has_tasks ? gpt_shortest_length(gpt) : gpt->T; T <= gpt->T; T *= 2) {
         int B = gpt->B * (gpt->T / T);
-        bytes = largest(bytes, op_attention_workspace_bytes(B, T, gpt->NH, gpt->HD, gpt->NG));
+        bool packed = training && op_attention_pack_bytes(B, T, gpt->documents) > 0;
+        bytes = largest(bytes, op_attention_workspace_bytes(B, T, gpt->NH, gpt->HD, gpt->NG, packed));
     }
     if (!training)
         bytes = largest(bytes, op_cached_attention_workspace_bytes(gpt->T, gpt->T, gpt->NH, gpt->HD));
@@ -83,6 +84,7 @@ static void reserve_slot(const GPT *gpt, MicroBatch *m, MemoryPlan *plan) {
         {"batch", "targets", ids, &m->targets},
         {"batch", "positions", ids, &m->positions},
         {"batch", "document starts", ids, &m->doc_start},
+        {"batch", "packed documents", op_attention_pack_bytes(gpt->B, gpt->T, gpt->documents), &m->packed},
         {"batch", "loss mask", N * sizeof(float), &m->loss_mask},
     };
     m->residual = xcalloc((size_t)gpt->stage.layers + 1, sizeof(floatX *), "the activation table");

@@ -259,6 +259,8 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
                            .dropout = dropout_at(gpt, p, l, DROPOUT_ATTENTION),
                            .qkv = a->qkv,
                            .doc_start = p->has_doc_start ? m->doc_start : NULL,
+                           .sequences = p->sequences,
+                           .packed = m->packed,
                            .window = gpt_window(gpt, l),
                            .out = a->att,
                            .saved = a->att_saved,

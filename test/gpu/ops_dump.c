@@ -680,6 +680,22 @@ static void cases_head(Dump *d) {
 // documents, but excludes fused kernels on a GPU). groups: groups of heads that share keys and
 // values, or 0.
 // window: keys that a query sees, or 0.
+// Packs the sequences of an attention without dropout: this program's kernels and cuDNN's have
+// different masks. Returns the memory, NULL if the backend has no use for it.
+static void *pack(Lab *lab, Attention *a, const int32_t *doc_start) {
+    size_t rows = (size_t)a->B * (size_t)a->T * sizeof(int32_t);
+    size_t bytes = op_attention_pack_bytes(a->B, a->T, doc_start != NULL);
+    if (bytes == 0 || a->dropout.p > 0) return NULL;
+    int32_t *start = doc_start ? (int32_t *)xmalloc(rows, "document starts") : NULL;
+    void *packed = poisoned(lab, bytes);
+    if (start) copy_to_host(lab->stream, start, doc_start, rows);
+    stream_synchronize(lab->stream);
+    a->sequences = op_attention_pack(lab->stream, a, start, packed);
+    a->packed = packed;
+    free(start);
+    return packed;
+}
+
 static void case_window(Dump *d, int B, int T, int NH, int groups, int HD, int documents, float p,
                         int window) {
     Lab *lab = &d->lab;
@@ -696,7 +712,7 @@ static void case_window(Dump *d, int B, int T, int NH, int groups, int HD, int d
              (double)p);
     int32_t *start, *positions;
     random_documents(lab, B, T, documents == 1, &start, &positions);
-    void *workspace = poisoned(lab, op_attention_workspace_bytes(B, T, NH, HD, groups)),
+    void *workspace = poisoned(lab, op_attention_workspace_bytes(B, T, NH, HD, groups, true)),
          *saved = poisoned(lab, op_attention_saved_bytes(B, T, NH, HD));
     floatX *qkv = random_x(lab, qkv_size, 0, 1), *dout = random_x(lab, out_size, 0, 1),
            *out = poisoned_x(lab, out_size), *dqkv = poisoned_x(lab, qkv_size);
@@ -715,17 +731,23 @@ static void case_window(Dump *d, int B, int T, int NH, int groups, int HD, int d
                    .workspace = workspace,
                    .groups = groups,
                    .window = window};
+    const bool packs = documents != 2 && !d->own_kernels;
+    void *packed = packs ? pack(lab, &a, a.doc_start) : NULL;
     op_attention_forward(lab->stream, &a);
     op_attention_backward(lab->stream, &a);
     dump_x(d, "out", out, out_size, 't');
     dump_x(d, "dqkv", dqkv, qkv_size, 't');
     a.by_kind = true;  // reads the same memory as a different layout
     if (groups) {
+        void *by_group = packed;
+        packed = by_group ? pack(lab, &a, a.doc_start) : NULL;
+        device_free(lab->device, by_group);
         op_attention_forward(lab->stream, &a);
         op_attention_backward(lab->stream, &a);
         dump_x(d, "out_by_kind", out, out_size, 't');
         dump_x(d, "dqkv_by_kind", dqkv, qkv_size, 't');
     }
+    device_free(lab->device, packed);
     release(lab, (void *[]){start, positions, workspace, saved, qkv, dout, out, dqkv, NULL});
 }
 
@@ -745,14 +767,17 @@ static void cases_windows(Dump *d) {
     case_window(d, 2, 256, 3, 0, 64, 2, 0, 64);
     case_window(d, 1, 300, 4, 2, 128, 1, 0, 65);
     case_window(d, 1, 300, 2, 0, 80, 2, 0.1f, 7);
+    case_window(d, 2, 512, 4, 0, 64, 1, 0, 9);
 }
 
 static void cases_attention(Dump *d) {
     case_groups(d, 2, 256, 8, 2, 64, 0, 0);
     case_groups(d, 1, 512, 6, 1, 128, 0, 0);
     case_groups(d, 3, 128, 12, 4, 80, 0, 0);
-    case_groups(d, 2, 100, 6, 2, 64, 0, 0);  // not divisible by 64: this program's kernels on a GPU
+    case_groups(d, 2, 100, 6, 2, 64, 0, 0);  // not divisible by 64: packed on a GPU
     case_groups(d, 2, 130, 4, 1, 128, 1, 0.1f);
+    case_groups(d, 2, 320, 8, 2, 64, 1, 0);
+    case_groups(d, 4, 1000, 4, 1, 128, 1, 0);
     case_groups(d, 1, 200, 6, 3, 256, 2, 0);
     case_attention(d, 2, 64, 3, 64, 0, 0);
     case_attention(d, 1, 256, 5, 80, 0, 0);
@@ -763,7 +788,7 @@ static void cases_attention(Dump *d) {
     case_attention(d, 1, 4096, 1, 128, 0, 0);
     case_attention(d, 1, 8192, 1, 80, 0, 0);
     case_attention(d, 1, 128, 1, 256, 0, 0);
-    case_attention(d, 1, 1, 2, 64, 0, 0);  // lengths not divisible by 64: this program's kernels on a GPU
+    case_attention(d, 1, 1, 2, 64, 0, 0);  // lengths not divisible by 64: packed on a GPU
     case_attention(d, 1, 37, 1, 8, 0, 0);
     case_attention(d, 2, 100, 3, 80, 0, 0);
     case_attention(d, 2, 256, 3, 64, 2, 0);

@@ -261,10 +261,11 @@ static int64_t out_size(const Call *c) { return (int64_t)c->B * c->T * c->NH * c
 
 static Answer attend(Lab *lab, const Call *c, const floatX *qkv, const floatX *dout) {
     Answer answer = {poisoned_x(lab, out_size(c)), poisoned_x(lab, 3 * out_size(c))};
-    void *workspace = poisoned(lab, op_attention_workspace_bytes(c->B, c->T, c->NH, c->HD, 0)),
+    void *workspace = poisoned(lab, op_attention_workspace_bytes(c->B, c->T, c->NH, c->HD, 0, false)),
          *saved = poisoned(lab, op_attention_saved_bytes(c->B, c->T, c->NH, c->HD));
-    Attention a = {c->B,  c->T, c->NH,       c->HD,     c->dropout,    qkv, c->doc_start, answer.out,
-                   saved, dout, answer.dqkv, workspace, c->first_head, 0,   false,        0};
+    Attention a = {c->B,          c->T,       c->NH, c->HD, c->dropout,  qkv,
+                   c->doc_start,  answer.out, saved, dout,  answer.dqkv, workspace,
+                   c->first_head, 0,          false, 0,     0,           NULL};
     op_attention_forward(lab->stream, &a);
     op_attention_backward(lab->stream, &a);
     release(lab, (void *[]){workspace, saved, NULL});

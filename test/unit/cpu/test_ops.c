@@ -711,12 +711,12 @@ static void check_attention(int B, int T, int NH, int HD, bool documents, Dropou
     AttentionCase a = attention_make(B, T, NH, HD, documents, dropout);
     floatX *out = poisoned_floatX(a.n), *dqkv = poisoned_floatX(3 * a.n);
     void *saved = poisoned(op_attention_saved_bytes(B, T, NH, HD));
-    void *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, 0));
+    void *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, 0, false));
     Attention attention = {B,           T,   NH,    HD,     dropout, a.qkv,
                            a.doc_start, out, saved, a.dout, dqkv,    .workspace = workspace};
     op_attention_forward(NULL, &attention);
     memset(workspace, 0xFF,
-           op_attention_workspace_bytes(B, T, NH, HD, 0));  // poison: must not affect the result
+           op_attention_workspace_bytes(B, T, NH, HD, 0, false));  // poison: must not affect the result
     op_attention_backward(NULL, &attention);
     check_floatX("attention out", out, a.out, a.n, 2e-5);
     check_floatX("attention dqkv", dqkv, a.dqkv, 3 * a.n, 5e-5);
@@ -747,7 +747,7 @@ static void test_attention_split(void **state) {
     floatX *qkv = random_floatX(&rng, 2 * 3 * ROW, 0, 1), *whole = poisoned_floatX(2 * ROW),
            *parts = poisoned_floatX(2 * ROW);
     void *saved = poisoned(op_attention_saved_bytes(2, T, NH, HD)),
-         *workspace = poisoned(op_attention_workspace_bytes(2, T, NH, HD, 0));
+         *workspace = poisoned(op_attention_workspace_bytes(2, T, NH, HD, 0, false));
     Attention calls[] = {{2, T, NH, HD, dropout, qkv, .out = whole, .saved = saved, .workspace = workspace},
                          {1, T, NH, HD, dropout, qkv, .out = parts, .saved = saved, .workspace = workspace},
                          {1, T, NH, HD, second, qkv + 3 * ROW, .out = parts + ROW, .saved = saved,
@@ -777,7 +777,7 @@ static void test_attention_heads(void **state) {
     floatX *out_parts = poisoned_floatX(N * C), *dqkv_parts = poisoned_floatX(N * 3 * C);
     int32_t *start = random_doc_start(&rng, B, T);
     void *saved = poisoned(op_attention_saved_bytes(B, T, NH, HD)),
-         *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, 0));
+         *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, 0, false));
     Attention all = {B, T, NH, HD, dropout, qkv, start, out, saved, dout, dqkv, .workspace = workspace};
     op_attention_forward(NULL, &all);
     op_attention_backward(NULL, &all);
@@ -787,7 +787,7 @@ static void test_attention_heads(void **state) {
         floatX *my_qkv = poisoned_floatX(N * 3 * width), *my_dout = poisoned_floatX(N * width),
                *my_out = poisoned_floatX(N * width), *my_dqkv = poisoned_floatX(N * 3 * width);
         void *my_saved = poisoned(op_attention_saved_bytes(B, T, heads, HD)),
-             *my_workspace = poisoned(op_attention_workspace_bytes(B, T, heads, HD, 0));
+             *my_workspace = poisoned(op_attention_workspace_bytes(B, T, heads, HD, 0, false));
         cut_columns(my_qkv, qkv, N, 3 * C, 3 * at, 3 * width, false);
         cut_columns(my_dout, dout, N, C, at, width, false);
         Attention mine = {B,
@@ -824,7 +824,7 @@ static void test_attention_window(void **state) {
     floatX *qkv = random_floatX(&rng, N * QKV, 0, 1), *dout = random_floatX(&rng, N * C, 0, 1);
     int32_t *start = random_doc_start(&rng, B, T), *both = malloc(N * sizeof *both);
     void *saved = poisoned(op_attention_saved_bytes(B, T, NH, HD)),
-         *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, G));
+         *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, G, false));
     for (size_t i = 0; i < 2 * sizeof windows / sizeof *windows; i++) {
         int window = windows[i / 2];
         const int32_t *documents = i % 2 ? start : NULL;
@@ -855,7 +855,7 @@ static void test_attention_extremes(void **state) {
     floatX *qkv = random_floatX(&rng, T * 3 * HD, 0, 30), *out = poisoned_floatX(T * HD),
            *dqkv = poisoned_floatX(T * 3 * HD);
     void *saved = poisoned(op_attention_saved_bytes(1, T, 1, HD)),
-         *workspace = poisoned(op_attention_workspace_bytes(1, T, 1, HD, 0));
+         *workspace = poisoned(op_attention_workspace_bytes(1, T, 1, HD, 0, false));
     Attention attention = {1, T, 1, HD, NO_DROPOUT, qkv, NULL, out, saved, out, dqkv, .workspace = workspace};
     op_attention_forward(NULL, &attention);
     op_attention_backward(NULL, &attention);
@@ -924,7 +924,7 @@ static void test_golden(void **state) {
     assert_true(n == (int64_t)B * T * C && n_qkv == 3 * n);
     floatX *out = poisoned_floatX(n), *dqkv = poisoned_floatX(n_qkv);
     void *saved = poisoned(op_attention_saved_bytes(B, T, NH, C / NH)),
-         *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, C / NH, 0));
+         *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, C / NH, 0, false));
     Attention attention = {B,    T,   NH,    C / NH, NO_DROPOUT, qkv,
                            NULL, out, saved, dout,   dqkv,       .workspace = workspace};
     op_attention_forward(NULL, &attention);

@@ -360,7 +360,7 @@ static void check_attention(int B, int T, int NH, int HD, int groups, bool docum
     a.doc_start = documents ? random_doc_start(&rng, B, T) : NULL;
     a.weights = random_floats(&rng, n, 1);
     void *saved = poisoned(op_attention_saved_bytes(B, T, NH, HD));
-    void *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, 0));
+    void *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, 0, false));
     floatX *out = poisoned_floatX(n), *dqkv = poisoned_floatX(wide);
     a.op = (Attention){B,
                        T,

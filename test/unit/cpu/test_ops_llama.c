@@ -42,7 +42,7 @@ static void test_attention_groups(void **state) {
            *down = poisoned_floatX(N * NH * 3 * HD);
     int32_t *start = random_doc_start(&rng, B, T);
     void *saved = poisoned(op_attention_saved_bytes(B, T, NH, HD)),
-         *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, G));
+         *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, G, false));
     Attention a = {B,          T, NH, HD, d, qkv, start, out, saved, dout, dqkv, workspace, .first_head = 4,
                    .groups = G};
     Attention b = a;

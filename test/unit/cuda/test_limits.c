@@ -79,17 +79,21 @@ static void test_chunks(void **state) {
 }
 
 static void test_attention(void **state) {
-    assert_true(limits_for_cudnn(2048, false) && limits_for_cudnn(64, false));
-    assert_false(limits_for_cudnn(2048, true));
-    assert_false(limits_for_cudnn(2040, false));
+    assert_true(limits_dense(2048, false) && limits_dense(64, false));
+    assert_false(limits_dense(2048, true));
+    assert_false(limits_dense(2040, false));
+    assert_true(limits_packed(false, true, false) && limits_packed(false, false, true));
+    assert_false(limits_packed(true, false, false) || limits_packed(false, true, true));
     char text[256];
-    limits_attention_notice(2048, false, text, sizeof text);
+    limits_attention_notice(2048, false, true, true, text, sizeof text);
     assert_string_equal(text, "");
-    limits_attention_notice(2040, false, text, sizeof text);
-    assert_non_null(strstr(text, "multiples of 64"));
+    limits_attention_notice(2040, true, false, false, text, sizeof text);
+    assert_string_equal(text, "");
+    limits_attention_notice(2040, false, true, false, text, sizeof text);
+    assert_non_null(strstr(text, "without --deterministic-mode"));
     assert_non_null(strstr(text, "at least 5.6 % (1.3B) or 11 % (125M) longer"));
-    limits_attention_notice(2048, true, text, sizeof text);
-    assert_non_null(strstr(text, "without --reset-attention-mask"));
+    limits_attention_notice(2048, true, false, true, text, sizeof text);
+    assert_non_null(strstr(text, "without --attention-dropout"));
 }
 
 int main(void) {
