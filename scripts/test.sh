@@ -59,6 +59,13 @@ export UBSAN_OPTIONS=print_stacktrace=1
 # are not async-signal-safe.
 export TSAN_OPTIONS="report_thread_leaks=0 report_signal_unsafe=0"
 one_machine
+# Ranks that wait let other processes run. Open MPI does this by itself only with more ranks than
+# cores, but rows run concurrently: two ranks that poll without yielding wait a whole time slice for
+# every message.
+export OMPI_MCA_mpi_yield_when_idle=1
+# OpenBLAS selects matrix kernels by CPU model, and for a model that it does not know its slowest.
+# Every CPU that runs the programs runs these.
+[ "$(uname -m)" != x86_64 ] || export OPENBLAS_CORETYPE="${OPENBLAS_CORETYPE-Haswell}"
 # Programs that call MPI_Init on a single process need no launcher agent.
 alone=(env OMPI_MCA_plm=isolated)
 launched=(bash -c '. scripts/common.sh; launch "$@"' launch)
