@@ -61,36 +61,79 @@ static bool belongs(const WholeUnits *units, int i) {
     return tensor->matrix && tensor->unit >= units->first && tensor->unit < units->end;
 }
 
-// Returns the largest matrix without a shard, the first of several, or -1.
-static int next_matrix(const WholeUnits *units, const int *shard) {
-    int largest = -1;
+typedef struct WholeMatrix {
+    int64_t elements;  // with padding
+    int tensor;
+} WholeMatrix;
+
+static int larger_first(const void *a, const void *b) {
+    const WholeMatrix *x = a, *y = b;
+    if (x->elements != y->elements) return x->elements < y->elements ? 1 : -1;
+    return x->tensor - y->tensor;
+}
+
+// Returns the matrices of the units, the largest first. *elements: their sum.
+static WholeMatrix *sorted_matrices(const WholeUnits *units, int *matrices, int64_t *elements) {
+    WholeMatrix *sorted = xcalloc((size_t)units->count, sizeof *sorted, "the bucket layout");
+    *matrices = 0;
+    *elements = 0;
     for (int i = 0; i < units->count; i++) {
-        if (!belongs(units, i) || shard[i] >= 0) continue;
-        if (largest < 0 || units->tensors[i].numel > units->tensors[largest].numel) largest = i;
+        if (!belongs(units, i)) continue;
+        int64_t padded = round_up64(units->tensors[i].numel, units->alignment);
+        sorted[(*matrices)++] = (WholeMatrix){padded, i};
+        *elements += padded;
     }
+    qsort(sorted, (size_t)*matrices, sizeof *sorted, larger_first);
+    return sorted;
+}
+
+// Puts each matrix, the largest first, into the first of dp shards that then has at most `capacity`
+// elements, or for capacity 0 into the shard with the fewest elements. Returns the elements of the
+// fullest shard, or INT64_MAX if a matrix fits into no shard. shard: receives the shard of each
+// tensor that is one of the matrices.
+static int64_t fill_shards(const WholeMatrix *matrix, int matrices, int dp, int64_t capacity, int *shard) {
+    int64_t *filled = xcalloc((size_t)dp, sizeof *filled, "the bucket layout"), largest = 0;
+    for (int i = 0; i < matrices; i++) {
+        int chosen = 0;
+        for (int s = 1; !capacity && s < dp; s++) {
+            if (filled[s] < filled[chosen]) chosen = s;
+        }
+        while (capacity && chosen < dp && filled[chosen] + matrix[i].elements > capacity) chosen++;
+        if (chosen == dp) {
+            largest = INT64_MAX;
+            break;
+        }
+        shard[matrix[i].tensor] = chosen;
+        filled[chosen] += matrix[i].elements;
+        if (filled[chosen] > largest) largest = filled[chosen];
+    }
+    free(filled);
     return largest;
 }
 
-// Divides the matrices into dp shards: the largest first, each to the shard with the fewest
-// elements. Returns the shard size. shard: (count) receives the shard of each matrix of these
-// units; may be NULL.
+// Divides the matrices into dp shards, with small shards: each to the shard with the fewest
+// elements, unless a search for the lowest capacity into which they fit finds smaller shards
+// (multifit). Returns the shard size. shard: (count) receives the shard of each matrix of these
+// units, and -1 for other tensors; may be NULL.
 static int64_t whole_divide(const WholeUnits *units, int *shard) {
     assert(units->dp >= 1 && units->first < units->end);
-    int64_t *filled = xcalloc((size_t)units->dp, sizeof *filled, "the bucket layout"), largest = 0;
+    int dp = units->dp, matrices;
+    int64_t elements, m = units->multiple;
+    WholeMatrix *sorted = sorted_matrices(units, &matrices, &elements);
     int *chosen = shard ? shard : xcalloc((size_t)units->count, sizeof *chosen, "the bucket layout");
     for (int i = 0; i < units->count; i++) chosen[i] = -1;
-    for (int i = next_matrix(units, chosen); i >= 0; i = next_matrix(units, chosen)) {
-        int emptiest = 0;
-        for (int s = 1; s < units->dp; s++) {
-            if (filled[s] < filled[emptiest]) emptiest = s;
-        }
-        chosen[i] = emptiest;
-        filled[emptiest] += round_up64(units->tensors[i].numel, units->alignment);
-        if (filled[emptiest] > largest) largest = filled[emptiest];
+    int64_t even = round_up64(fill_shards(sorted, matrices, dp, 0, chosen), m);
+    int64_t low = round_up64((elements + dp - 1) / dp, m), high = even;
+    if (matrices > 0 && low < sorted[0].elements) low = round_up64(sorted[0].elements, m);
+    while (low < high) {
+        int64_t middle = (low + high) / 2 / m * m;
+        if (fill_shards(sorted, matrices, dp, middle, chosen) <= middle) high = middle;
+        else low = middle + m;
     }
-    free(filled);
+    fill_shards(sorted, matrices, dp, high < even ? high : 0, chosen);
+    free(sorted);
     if (!shard) free(chosen);
-    return round_up64(largest, units->multiple);
+    return high;
 }
 
 // Returns the number of buckets, at most `most`, into which the units should be divided as evenly

@@ -191,8 +191,10 @@ step_ms() {
     awk '$1 == "this" && $2 == "run" && NF > 4 && $3 ~ /^[0-9]/ { print $4; exit }' "$work/plan"
 }
 # Steps 6 to 10 take the FLOPs of steps 1 to 5 on the busiest rank, at 75 % of the GPU's bf16 peak.
+# All layers are in one bucket, because with several the iteration overlaps with communication.
 predicted() { # WORLD GPU PEAK FLAGS...
-    local flags=(--plan-world-size "$1" --gpus-per-node "$(($1 < 8 ? $1 : 8))" --plan-gpu "$2" "${muon[@]}")
+    local flags=(--plan-world-size "$1" --gpus-per-node "$(($1 < 8 ? $1 : 8))" --plan-gpu "$2" "${muon[@]}"
+        --ddp-bucket-size 2000000000)
     local five ten tflop
     flags+=("${@:4}")
     five=$(step_ms "${flags[@]}") && ten=$(step_ms "${flags[@]}" --muon-num-ns-steps 10) || return 1
