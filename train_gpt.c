@@ -298,7 +298,7 @@ static bool after_step(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     int64_t i = run->iteration;
     Interruption from = {monotonic_seconds(), zero_traffic(run->zero)};
-    bool scoring = due(i, c->eval_interval) && c->eval_tasks.count > 0;
+    bool scoring = due(i, c->eval_interval) && config_scores(c);
     bool evaluating = due(i, c->eval_interval) && run_eval_iters(run, SPLIT_VALID) > 0;
     bool saving = c->save && due(i, c->save_interval), verifying = due(i, c->verify_replicas_interval);
     bool measuring = zero_stats_due(run->zero);

@@ -77,6 +77,25 @@ size_t utf8_valid_prefix(const char *text, size_t bytes) {
     return i;
 }
 
+size_t utf8_leading_space(const char *text, size_t bytes) {
+    uint32_t c;
+    for (size_t at = 0, next; at < bytes; at = next) {
+        next = at + utf8_next(text + at, bytes - at, &c);
+        if (!utf8_python_space(c)) return at;
+    }
+    return bytes;
+}
+
+size_t utf8_stripped(const char *text, size_t bytes) {
+    size_t end = 0;
+    for (size_t at = 0; at < bytes;) {
+        uint32_t c;
+        at += utf8_next(text + at, bytes - at, &c);
+        if (!utf8_python_space(c)) end = at;
+    }
+    return end;
+}
+
 size_t utf8_repair(const char *text, size_t bytes, char *out, int64_t *replaced) {
     assert(out && replaced);
     size_t i = 0, written = 0;

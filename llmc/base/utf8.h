@@ -15,6 +15,12 @@ static inline bool utf8_white_space(uint32_t c) {
            (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
            c == 0x3000;
 }
+// Returns true for the characters that Python's str.strip() removes and its regex \s matches.
+static inline bool utf8_python_space(uint32_t c) { return utf8_white_space(c) || (c >= 0x1C && c <= 0x1F); }
+// Returns the length of the white space (utf8_python_space) at the start of a text.
+size_t utf8_leading_space(const char *text, size_t bytes);
+// Returns the length of a text without the white space at its end.
+size_t utf8_stripped(const char *text, size_t bytes);
 // Decodes the character at text (bytes >= 1 left). Returns its length in bytes. Ill-formed text:
 // returns the length of the maximal invalid subpart and sets UTF8_INVALID (Unicode 3.9,
 // "substitution of maximal subparts", as Python's errors="replace").

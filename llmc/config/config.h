@@ -43,6 +43,7 @@ typedef enum GradientMethod { GRADIENT_UNIFORM, GRADIENT_EDEN } GradientMethod;
 typedef enum Fp8Format { FP8_FORMAT_NONE, FP8_FORMAT_E4M3, FP8_FORMAT_HYBRID } Fp8Format;
 typedef enum Fp8Recipe { FP8_TENSORWISE, FP8_DELAYED, FP8_BLOCKWISE } Fp8Recipe;
 typedef enum Fp8AmaxAlgo { FP8_MOST_RECENT, FP8_MAX } Fp8AmaxAlgo;
+typedef enum Detokenizer { DETOKENIZE_NONE, DETOKENIZE_WIKITEXT } Detokenizer;
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
 // How tensor-parallel ranks communicate: NCCL | kernels that read and write peer memory
 typedef enum TpCommBackend { TP_COMM_NCCL, TP_COMM_PEER } TpCommBackend;
@@ -176,8 +177,10 @@ typedef struct Config {
     // evaluation, logs
     int64_t log_interval, eval_interval, eval_iters;
     bool full_validation;
-    Words eval_tasks;
-    bool log_eval_samples;
+    Words eval_tasks, eval_text;
+    int overlapping_eval;  // stride of --eval-text; longer than seq_length: seq_length
+    Detokenizer eval_text_detokenizer;
+    bool strict_lambada, log_eval_samples;
     int timing_log_level;
     TimingLogOption timing_log_option;
     LogLine log_line;
@@ -301,6 +304,8 @@ bool config_check_window(const Config *config, Error *err);
 
 // Columns per head that rotary embeddings rotate; 0 with learned positions. After config_finish.
 int config_rotary_columns(const Config *config);
+// Returns true with --eval-tasks or --eval-text.
+bool config_scores(const Config *config);
 int config_pipeline_chunks(const Config *config);
 bool config_fp8_on(const Config *config);
 // Returns true if the linear layers of this transformer layer run in FP8. layer: 0 .. num_layers -

@@ -267,7 +267,7 @@ static bool check_data_sources(const Parsed *p) {
          "--split only applies to --data-path, but shards given per split are used in full; drop --split"},
         {!c->mock_data && several && !c->train_data_path.count && trains,
          "--valid-data-path and --test-data-path need --train-data-path; add it, or --skip-train"},
-        {!c->mock_data && !one && !several && !c->plan && !(c->skip_train && c->eval_tasks.count),
+        {!c->mock_data && !one && !several && !c->plan && !(c->skip_train && config_scores(c)),
          "no training data; add --data-path PREFIX (shards made by preprocess_data) or --mock-data"},
     };
     return obeys(p, rules, COUNT_OF(rules));
@@ -494,13 +494,25 @@ static bool check_rest(const Parsed *p) {
          "--wandb-project needs --wandb-exp-name to name the file of JSON lines; add it"},
         {c->eval_tasks.count && !tokenizes && !c->plan,
          "--eval-tasks needs --vocab-file and --merge-file, to tokenize text; add them"},
-        {c->log_eval_samples && (!c->eval_tasks.count || !c->log_jsonl),
-         "--log-eval-samples needs --eval-tasks and --log-jsonl; add them"},
+        {c->eval_text.count && !tokenizes && !c->plan,
+         "--eval-text needs --vocab-file and --merge-file, to tokenize text; add them"},
+        {c->log_eval_samples && (!config_scores(c) || !c->log_jsonl),
+         "--log-eval-samples needs --eval-tasks or --eval-text, and --log-jsonl; add them"},
+        {c->strict_lambada && !c->eval_tasks.count, "--strict-lambada needs --eval-tasks; add it"},
+        {(GIVEN(p, overlapping_eval) || c->eval_text_detokenizer) && !c->eval_text.count,
+         "--overlapping-eval and --eval-text-detokenizer need --eval-text; add it"},
         {c->sample_interval && !c->sample_prompt, "--sample-interval needs --sample-prompt TEXT; add it"},
         {c->sample_interval && !tokenizes,
          "--sample-interval needs --vocab-file and --merge-file, to decode tokens; add them"},
     };
     if (!obeys(p, rules, COUNT_OF(rules))) return false;
+    if (GIVEN(p, overlapping_eval) && c->overlapping_eval > c->seq_length) {
+        return usage_error(
+            p->err,
+            "--overlapping-eval %d exceeds --seq-length %d, so tokens would be left out; use 1 "
+            "to %d",
+            c->overlapping_eval, c->seq_length, c->seq_length);
+    }
     if (c->sample_prompt && !tokenizes) {
         NOTE("--sample-prompt has no effect without --vocab-file and --merge-file");
     }

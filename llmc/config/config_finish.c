@@ -35,6 +35,8 @@ static bool finish_vocabulary(Config *c, int vocab_size, int eod, Error *err) {
     return true;
 }
 
+bool config_scores(const Config *c) { return c->eval_tasks.count || c->eval_text.count; }
+
 int config_pipeline_chunks(const Config *c) {
     int chunk = c->num_layers_per_virtual_pipeline_stage;
     return chunk ? c->num_layers / c->pipeline_model_parallel_size / chunk : 1;

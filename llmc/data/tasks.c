@@ -36,28 +36,22 @@ static bool refuse(const Parser *r, const char *format, ...) {
     return data_error(r->err, "%s line %lld: %s; see docs/eval_tasks.md", r->path, (long long)r->line, what);
 }
 
-// Returns the length of a text without the trailing characters that Python's str.rstrip() removes.
-static size_t stripped_bytes(const char *text) {
-    size_t bytes = strlen(text), end = 0;
-    for (size_t at = 0; at < bytes;) {
-        uint32_t c;
-        at += utf8_next(text + at, bytes - at, &c);
-        if (!utf8_white_space(c) && (c < 0x1C || c > 0x1F)) end = at;
-    }
-    return end;
+// Appends the tokens of a text.
+static bool encode_more(Parser *r, const char *text, size_t bytes, TokenBuffer *tokens, const char *what) {
+    int64_t replaced = 0;
+    encoder_encode(r->encoder, text, bytes, tokens, &replaced);
+    return replaced == 0 || refuse(r, "%s contains text that the tokenizer cannot encode", what);
 }
 
 static bool encode(Parser *r, const char *text, size_t bytes, TokenBuffer *tokens, const char *what) {
-    int64_t replaced = 0;
     tokens->count = 0;
-    encoder_encode(r->encoder, text, bytes, tokens, &replaced);
-    return replaced == 0 || refuse(r, "%s contains text that the tokenizer cannot encode", what);
+    return encode_more(r, text, bytes, tokens, what);
 }
 
 static bool read_context(Parser *r, const char *text) {
     r->context.count = 0;
     if (!*text) return true;
-    if (!encode(r, text, stripped_bytes(text), &r->context, "the context")) return false;
+    if (!encode(r, text, utf8_stripped(text, strlen(text)), &r->context, "the context")) return false;
     return r->context.count > 0 || refuse(r, "the context is white space only; make it empty");
 }
 
@@ -85,19 +79,11 @@ static TaskRequest append_tokens(Parser *r, const int32_t *front, int count) {
     return request;
 }
 
-// Appends a request whose continuation is delimiter + choice. number: index of the choice, for
-// messages.
-static bool add_request(Parser *r, const char *context, const char *delimiter, const char *choice,
-                        int number) {
+// Appends a request for r->tokens. r->context: the tokens before the continuation, which replace as
+// many of r->tokens. what: the name of the continuation `choice`, for messages.
+static bool add_tokens(Parser *r, const char *choice, const char *what) {
     TaskSet *set = r->set;
     const int64_t context_tokens = r->context.count;
-    char what[40];
-    snprintf(what, sizeof what, "choice %d", number);
-    if (!*choice) return refuse(r, "%s is empty", what);
-    char *text = text_format("%s%s%s", context, delimiter, choice);
-    bool ok = encode(r, text, strlen(text), &r->tokens, what);
-    free(text);
-    if (!ok) return false;
     int count;
     const int32_t *front = prefix_ids(r, &count);
     // without a context, the first token serves as context
@@ -115,6 +101,19 @@ static bool add_request(Parser *r, const char *context, const char *delimiter, c
                               "the samples of --eval-tasks");
     set->request[set->requests++] = request;
     return true;
+}
+
+// Appends a request whose continuation is delimiter + choice. number: index of the choice, for
+// messages.
+static bool add_request(Parser *r, const char *context, const char *delimiter, const char *choice,
+                        int number) {
+    char what[40];
+    snprintf(what, sizeof what, "choice %d", number);
+    if (!*choice) return refuse(r, "%s is empty", what);
+    char *text = text_format("%s%s%s", context, delimiter, choice);
+    bool ok = encode(r, text, strlen(text), &r->tokens, what);
+    free(text);
+    return ok && add_tokens(r, choice, what);
 }
 
 // Returns the string of an item, which must be valid UTF-8 (cJSON does not check). NULL on error.
@@ -190,17 +189,65 @@ static bool read_continuation(Parser *r, const cJSON *object, const char *contex
     return text && add_request(r, context, "", text, 0);
 }
 
+static void copy_tokens(TokenBuffer *to, const TokenBuffer *from, int64_t count) {
+    to->count = 0;
+    for (int64_t i = 0; i < count; i++) token_buffer_append(to, from->ids[i]);
+}
+
+// Splits a text at its last word and tokenizes the two parts alone, as with Megatron-LM's
+// --strict-lambada.
+static bool read_last_word(Parser *r, const char *text, size_t end, size_t word) {
+    size_t start = utf8_leading_space(text, word);
+    char *last = text_format(" %.*s", (int)(end - word), text + word);
+    bool ok = encode(r, text + start, utf8_stripped(text + start, word - start), &r->context, "\"text\"");
+    copy_tokens(&r->tokens, &r->context, r->context.count);
+    ok = ok && encode_more(r, last, strlen(last), &r->tokens, "\"text\"") && add_tokens(r, last, "\"text\"");
+    free(last);
+    return ok;
+}
+
+// The continuation is the last word or, without --strict-lambada, the last token of the text.
+static bool read_cloze(Parser *r, const char *text) {
+    size_t end = utf8_stripped(text, strlen(text)), word = end;
+    if (!end) return refuse(r, "\"text\" has no words");
+    for (size_t at = 0; at < end;) {
+        at += utf8_leading_space(text + at, end - at);
+        word = at;
+        for (uint32_t c = 0; at < end && !utf8_leading_space(text + at, end - at);)
+            at += utf8_next(text + at, end - at, &c);
+    }
+    if (r->to.strict_lambada) return read_last_word(r, text, end, word);
+    if (!encode(r, text, strlen(text), &r->tokens, "\"text\"")) return false;
+    copy_tokens(&r->context, &r->tokens, r->tokens.count - 1);
+    return add_tokens(r, text + word, "\"text\"");
+}
+
+// Returns true for a line {"text": ...}, whose last word is the continuation.
+static bool is_cloze(const cJSON *object) {
+    return cJSON_GetObjectItemCaseSensitive(object, "text") &&
+           !cJSON_GetObjectItemCaseSensitive(object, "context") &&
+           !cJSON_GetObjectItemCaseSensitive(object, "choices") &&
+           !cJSON_GetObjectItemCaseSensitive(object, "continuation");
+}
+
+static bool read_form(Parser *r, const cJSON *object, TaskSample *sample) {
+    bool choices = cJSON_GetObjectItemCaseSensitive(object, "choices") != NULL;
+    bool one = cJSON_GetObjectItemCaseSensitive(object, "continuation") != NULL, cloze = is_cloze(object);
+    bool named = !cloze || cJSON_GetObjectItemCaseSensitive(object, "task");
+    const char *name = named ? member(r, object, "task") : "lambada";
+    const char *text = name ? member(r, object, cloze ? "text" : "context") : NULL;
+    if (!text) return false;
+    if (!cloze && choices == one) return refuse(r, "set either \"choices\" or \"continuation\"");
+    if (!find_task(r, name, choices ? TASK_CHOICES : TASK_CONTINUATION, &sample->task)) return false;
+    sample->choices = cloze;
+    if (cloze) return read_cloze(r, text);
+    return read_context(r, text) && (choices ? read_choices : read_continuation)(r, object, text, sample);
+}
+
 static bool read_sample(Parser *r, const cJSON *object) {
     TaskSet *set = r->set;
     TaskSample sample = {.first = set->requests};
-    bool choices = cJSON_GetObjectItemCaseSensitive(object, "choices") != NULL;
-    bool one = cJSON_GetObjectItemCaseSensitive(object, "continuation") != NULL;
-    const char *name = member(r, object, "task"), *text = name ? member(r, object, "context") : NULL;
-    if (!text) return false;
-    if (choices == one) return refuse(r, "set either \"choices\" or \"continuation\"");
-    if (!find_task(r, name, choices ? TASK_CHOICES : TASK_CONTINUATION, &sample.task)) return false;
-    if (!read_context(r, text)) return false;
-    if (!(choices ? read_choices : read_continuation)(r, object, text, &sample)) return false;
+    if (!read_form(r, object, &sample)) return false;
     set->sample = grow_array(set->sample, set->samples, sizeof *set->sample, "the samples of --eval-tasks");
     set->sample[set->samples++] = sample;
     set->task[sample.task].samples++;

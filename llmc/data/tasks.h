@@ -1,6 +1,7 @@
 // Samples of --eval-tasks: a context and continuations whose likelihoods are compared. Reads JSON
-// lines files and tokenizes them as EleutherAI's lm-evaluation-harness does. Called by
-// llmc/run/eval_tasks.c. The format is described in docs/eval_tasks.md.
+// lines files and tokenizes them as EleutherAI's lm-evaluation-harness does. Also the texts of
+// --eval-text, as windows (task_text.c). Called by llmc/run/eval_tasks.c. The formats are described
+// in docs/eval_tasks.md.
 #pragma once
 #include "llmc/data/tokenizer.h"
 LLMC_BEGIN
@@ -8,18 +9,21 @@ LLMC_BEGIN
 enum { TASK_NAME_BYTES = 64, MAX_TASKS = 1000, MAX_CHOICES = 1000 };
 
 typedef enum TaskForm {
-    TASK_CHOICES,      // the most likely choice should be the correct one: HellaSwag, ARC
-    TASK_CONTINUATION  // every token of the one continuation should be the most likely one: LAMBADA
+    TASK_CHOICES,       // the most likely choice should be the correct one: HellaSwag, ARC
+    TASK_CONTINUATION,  // every token of the one continuation should be the most likely one: LAMBADA
+    TASK_TEXT           // the loss of all tokens but the first: WikiText
 } TaskForm;
 
-// All samples with the same task name, across lines and files.
+// All samples with the same task name, across lines and files, or all windows of a text.
 typedef struct Task {
     char name[TASK_NAME_BYTES];
     int32_t form;  // TaskForm
     int32_t samples;
+    int64_t tokens;  // of a text
+    int64_t words;   // of a text: Megatron-LM's "original tokens", separated by single spaces
 } Task;
 
-// One line of a file: requests first .. first + choices - 1.
+// One line of a file or one window of a text: requests first .. first + choices - 1.
 typedef struct TaskSample {
     int64_t first;
     int32_t task, choices;
@@ -28,7 +32,7 @@ typedef struct TaskSample {
 
 // A context and one continuation: ids[first .. first + tokens - 1], the last `scored` of which are
 // the continuation. tokens - 1 is at most the sequence length, because the last id is only a
-// target.
+// target. The windows of a text overlap in `ids`.
 typedef struct TaskRequest {
     int64_t first;
     int32_t tokens, scored;
@@ -50,6 +54,9 @@ typedef struct TaskSet {
 typedef struct TaskEncoding {
     const Tokenizer *tokenizer;
     int seq_length;
+    bool strict_lambada;  // lines {"text": ...}: score the last word, not only the last token
+    int stride;           // texts: distance of windows, 1 .. seq_length
+    bool wikitext;        // texts: detokenize_wikitext
 } TaskEncoding;
 
 // Appends the samples of a file to a set, which starts as {0}. The context is tokenized alone,
@@ -62,6 +69,12 @@ typedef struct TaskEncoding {
 // out of range; a context of white space only; a continuation that adds no token or exceeds the
 // sequence length; text that cannot be tokenized; no samples.
 bool task_set_read(TaskSet *set, const char *path, TaskEncoding encoding, Error *err);
+// Appends a text as one task, named after its file, with a sample for each window. The first window
+// scores all its targets, the others the last `stride` ones, so that each token but the first is
+// scored once. The tokenizer's prefix comes first.
+// Errors (EXIT_DATA): missing file; invalid UTF-8; fewer than 2 words or tokens; text that cannot be
+// tokenized; two texts with the same file name, or a name that is too long.
+bool task_set_read_text(TaskSet *set, const char *path, TaskEncoding encoding, Error *err);
 void task_set_free(TaskSet *set);
 
 LLMC_END

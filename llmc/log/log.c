@@ -487,14 +487,13 @@ void log_phase_timers(Log *log, Timers *timers, Timer first, int count, Peers pe
 
 // ---- validation ---------------------------------------------------------------------------------
 
-// Returns exp(loss). Caps the loss at 20, as Megatron-LM does; NaN stays NaN.
-static double perplexity(double loss) { return isnan(loss) ? loss : exp(loss < 20 ? loss : 20); }
+double log_perplexity(double loss) { return isnan(loss) ? loss : exp(loss < 20 ? loss : 20); }
 
 static void write_validation_scalars(Log *log, int64_t iteration, int64_t samples, bool test, double loss) {
     log_scalar_twice(log, test ? "lm loss test" : "lm loss validation", iteration, samples, loss);
     if (!log->config->log_validation_ppl_to_tensorboard) return;
     log_scalar_twice(log, test ? "lm loss test ppl" : "lm loss validation ppl", iteration, samples,
-                     perplexity(loss));
+                     log_perplexity(loss));
 }
 
 static void write_validation_json(Log *log, int64_t iteration, int64_t samples, bool test, const char *where,
@@ -505,7 +504,7 @@ static void write_validation_json(Log *log, int64_t iteration, int64_t samples, 
     json_text(&json, "split", test ? "test" : "valid");
     json_text(&json, "where", where);
     json_number(&json, "loss", loss);
-    json_number(&json, "ppl", perplexity(loss));
+    json_number(&json, "ppl", log_perplexity(loss));
     log_json(log, &json);
 }
 
@@ -516,7 +515,7 @@ void log_validation(Log *log, const char *where, int64_t iteration, int64_t cons
     Text line = {0};
     text_add(&line, " validation loss at %s |", where);
     text_add_figure(&line, "lm loss value", "%.6E", loss);
-    text_add_figure(&line, "lm loss PPL", "%.6E", perplexity(loss));
+    text_add_figure(&line, "lm loss PPL", "%.6E", log_perplexity(loss));
     text_add(&line, " ");
     log_framed(log, line.data, line.length + 1);
     text_free(&line);

@@ -35,8 +35,11 @@
 // valid     iteration, consumed_samples, split ("valid" | "test"), where, loss, ppl
 // task      iteration, consumed_samples, task, n, acc, acc_stderr; acc_norm and acc_norm_stderr of
 //           multiple-choice tasks, else perplexity: --eval-tasks
+// eval_text  iteration, consumed_samples, text (file name), tokens, words, loss (mean over tokens - 1
+//           targets), ppl, adjusted_ppl, token_ratio: --eval-text
 // eval_sample  iteration, task, sample (index in the task), log_likelihoods of its choices, gold
-//           (index of the correct one) or greedy: --log-eval-samples
+//           (index of the correct one) or greedy; the windows of texts only have the likelihood:
+//           --log-eval-samples
 #pragma once
 #include <stdio.h>
 
@@ -57,6 +60,8 @@ Log *log_open(const Config *config, int world_size, bool active, const Site *sit
 void log_close(Log *log);
 // Prints a line to stdout on rank 0 and flushes it.
 void log_line(Log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// Returns exp(loss). Caps the loss at 20, as Megatron-LM does; NaN stays NaN.
+double log_perplexity(double loss);
 // Prints lines between two horizontal rules of `columns` characters.
 void log_framed(Log *log, const char *lines, size_t columns);
 // Prints Megatron-LM's "[<what>] datetime: YYYY-MM-DD HH:MM:SS ". what: "before the start of
@@ -95,7 +100,7 @@ void log_scalar_twice(Log *log, const char *tag, int64_t iteration, int64_t samp
 // --log-jsonl) and frees it. For kinds that other modules write ("memory", "sample", ...).
 void log_json(Log *log, Text *json);
 
-// --- task_lines.c: results of --eval-tasks -------------------------------------------------------
+// --- task_lines.c: results of --eval-tasks and --eval-text ---------------------------------------
 
 // Result of an evaluation task.
 typedef struct TaskFigures {
@@ -108,7 +113,20 @@ typedef struct TaskFigures {
 } TaskFigures;
 
 // Prints the results in a frame. Writes a JSON line "task" and scalars such as "task arc_easy acc"
-// for each task.
+// for each task. No-op if count is 0.
 void log_tasks(Log *log, int64_t iteration, int64_t consumed_samples, const TaskFigures *tasks, int count);
+
+// Result of a text, as in Megatron-LM's tasks/zeroshot_gpt.
+typedef struct TextFigures {
+    const char *text;
+    int64_t tokens, words;
+    double loss;         // mean over the tokens - 1 targets
+    double token_ratio;  // (tokens - 1) / (words - 1)
+} TextFigures;
+
+// Does the same for texts: a JSON line "eval_text" and scalars such as "text wiki.txt loss". Derives
+// the perplexity from the loss, and the adjusted perplexity from loss * token_ratio, each capped at
+// 20.
+void log_texts(Log *log, int64_t iteration, int64_t consumed_samples, const TextFigures *texts, int count);
 
 LLMC_END

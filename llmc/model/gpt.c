@@ -190,7 +190,7 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->L = gpt->stage.layers * gpt->stage.shape.chunks;
     gpt->V = config->vocab_size_padded;
     gpt->words = config->vocab_size_unpadded;
-    gpt->has_tasks = config->eval_tasks.count > 0;
+    gpt->has_tasks = config_scores(config);
     gpt->rotary_base = config->rotary_base;
     gpt->rotary_stretch = config->use_rope_scaling ? config->rope_scaling_factor : 1;
     describe_windows(gpt, config);

@@ -1,4 +1,4 @@
-// Scores the samples of --eval-tasks: see run.h.
+// Scores the samples of --eval-tasks and the texts of --eval-text: see run.h.
 #include "llmc/run/run.h"
 
 #include <assert.h>
@@ -10,12 +10,19 @@
 // --- the files -----------------------------------------------------------------------------------
 
 static bool read_files(Run *run, TaskSet *set) {
-    const Words *files = &run->config.eval_tasks;
-    TaskEncoding encoding = {run->tokenizer, run->config.seq_length};
-    for (int i = 0; i < files->count; i++) {
-        if (!task_set_read(set, files->items[i], encoding, &run->error)) return false;
-    }
-    return true;
+    const Config *c = &run->config;
+    TaskEncoding encoding = {.tokenizer = run->tokenizer,
+                             .seq_length = c->seq_length,
+                             .strict_lambada = c->strict_lambada,
+                             .stride = c->overlapping_eval < c->seq_length ? c->overlapping_eval
+                                                                           : c->seq_length,
+                             .wikitext = c->eval_text_detokenizer == DETOKENIZE_WIKITEXT};
+    bool ok = true;
+    for (int i = 0; i < c->eval_tasks.count && ok; i++)
+        ok = task_set_read(set, c->eval_tasks.items[i], encoding, &run->error);
+    for (int i = 0; i < c->eval_text.count && ok; i++)
+        ok = task_set_read_text(set, c->eval_text.items[i], encoding, &run->error);
+    return ok;
 }
 
 // Broadcasts rank 0's array, which is allocated on the other ranks.
@@ -29,8 +36,8 @@ bool eval_tasks_open(Run *run) {
     bool first = run->launch.rank == 0;
     TaskSet *set = &run->tasks;
     Peers world = run_peers(run, run->launch.world);
-    if (!run->config.eval_tasks.count) return true;
-    run->site.phase = "read --eval-tasks";
+    if (!config_scores(&run->config)) return true;
+    run->site.phase = "read --eval-tasks and --eval-text";
     if (!run_agreed(run, !first || read_files(run, set))) return false;
     int64_t counts[] = {set->tasks, set->samples, set->requests, set->ids.count};
     peers_broadcast(world, counts, sizeof counts, 0);
@@ -237,6 +244,20 @@ static double standard_error(int64_t ones, int64_t n) {
     return sqrt(squares / (double)(n - 1)) / sqrt((double)n);
 }
 
+static TextFigures text_figures_of(const TaskSet *set, int32_t text, const Likelihoods *l) {
+    const Task *task = &set->task[text];
+    double sum = 0.0;
+    for (int64_t i = 0; i < set->samples; i++) {
+        if (set->sample[i].task == text) sum += l->log[set->sample[i].first];
+    }
+    TextFigures figures = {.text = task->name,
+                           .tokens = task->tokens,
+                           .words = task->words,
+                           .loss = -sum / (double)(task->tokens - 1),
+                           .token_ratio = (double)(task->tokens - 1) / (double)(task->words - 1)};
+    return figures;
+}
+
 static TaskFigures figures_of(const TaskSet *set, int32_t task, const Likelihoods *l) {
     int64_t n = set->task[task].samples, right = 0, right_by_length = 0;
     bool choices = set->task[task].form == TASK_CHOICES;
@@ -273,7 +294,7 @@ static void log_sample(Run *run, const TaskSample *sample, int64_t number, const
     }
     text_add(&json, "]");
     if (task->form == TASK_CHOICES) json_integer(&json, "gold", sample->right);
-    else json_bool(&json, "greedy", l->likely[sample->first]);
+    if (task->form == TASK_CONTINUATION) json_bool(&json, "greedy", l->likely[sample->first]);
     log_json(run->log, &json);
 }
 
@@ -289,10 +310,17 @@ static void log_samples(Run *run, const Likelihoods *l) {
 static void log_figures(Run *run, const Likelihoods *l) {
     const TaskSet *set = &run->tasks;
     TaskFigures *figures = xcalloc((size_t)set->tasks, sizeof *figures, "figures of tasks");
-    for (int32_t t = 0; t < set->tasks; t++) figures[t] = figures_of(set, t, l);
-    log_tasks(run->log, run->iteration, run->consumed_train, figures, (int)set->tasks);
+    TextFigures *texts = xcalloc((size_t)set->tasks, sizeof *texts, "figures of texts");
+    int figure_count = 0, text_count = 0;
+    for (int32_t t = 0; t < set->tasks; t++) {
+        if (set->task[t].form == TASK_TEXT) texts[text_count++] = text_figures_of(set, t, l);
+        else figures[figure_count++] = figures_of(set, t, l);
+    }
+    log_tasks(run->log, run->iteration, run->consumed_train, figures, figure_count);
+    log_texts(run->log, run->iteration, run->consumed_train, texts, text_count);
     if (run->config.log_eval_samples) log_samples(run, l);
     free(figures);
+    free(texts);
 }
 
 void eval_tasks(Run *run, GPT *gpt) {

@@ -8,7 +8,7 @@
 //   surviving_groups.c  recovery from a lost node with --local-steps
 //   elastic.c           --replica-group: the whole job is one group of a larger run (elastic.h)
 //   sample.c            --sample-prompt
-//   eval_tasks.c        --eval-tasks
+//   eval_tasks.c        --eval-tasks, --eval-text
 //   same_run.c          checks that all ranks have the same program, flags and data
 //   data_options.c      translates flags to loader options
 //   measure.c           --plan-measure
@@ -61,7 +61,7 @@ typedef struct Run {
     const Tensor *whole;  // (whole_count) tensors of the unsplit model, which checkpoints contain
     int whole_count;
     Loader *loader;
-    TaskSet tasks;            // --eval-tasks
+    TaskSet tasks;            // --eval-tasks, --eval-text
     int64_t tasks_scored_at;  // latest iteration with scores; -1: none
     Log *log;
     Progress *progress;
@@ -247,11 +247,11 @@ bool measurement_begin(Run *run, Run *measured, GPT *gpt);
 // and backward passes in the last MEASURE_STEPS steps. Otherwise copies the error to run->error.
 void measurement_end(Run *run, Run *measured, GPT *gpt, bool ok);
 
-// --- eval_tasks.c: --eval-tasks ------------------------------------------------------------------
+// --- eval_tasks.c: --eval-tasks and --eval-text --------------------------------------------------
 
 // Scores multiple-choice and continuation tasks (llmc/data/tasks.h) at each evaluation and at the
 // end of the run. acc, acc_norm and perplexity are defined as in EleutherAI's
-// lm-evaluation-harness.
+// lm-evaluation-harness. The windows of texts are samples too; their metrics are Megatron-LM's.
 //
 // Requests are grouped into batches, which are distributed over the data-parallel ranks. All
 // batches have as many tokens as a micro-batch. The sequences of a batch have the same length: the
@@ -259,7 +259,7 @@ void measurement_end(Run *run, Run *measured, GPT *gpt, bool ok);
 // metrics are summed in file order, so results are bitwise identical for any number of
 // data-parallel ranks.
 
-// Reads the files on rank 0 and broadcasts the samples. No-op unless --eval-tasks is given.
+// Reads the files on rank 0 and broadcasts the samples. No-op without --eval-tasks and --eval-text.
 // Collective. All ranks return the same error (EXIT_DATA).
 bool eval_tasks_open(Run *run);
 // Scores all samples with the current weights and logs the metrics, at most once per iteration.

@@ -52,7 +52,7 @@ static void reserve_exchange(const Base *base, Outer *l, MemoryPlan *plan) {
 static void reserve_kept(const Base *base, Outer *l, const Weights *weights, MemoryPlan *plan) {
     const Config *c = base->config;
     int64_t all = 0, elements;
-    if (!c->eval_iters && !c->full_validation && !c->eval_tasks.count && !c->sample_prompt) return;
+    if (!c->eval_iters && !c->full_validation && !config_scores(c) && !c->sample_prompt) return;
     for (int b = 0; b < base->layout.buckets; b++) {
         weights_kept(base, weights, b, &elements);
         all += elements;

@@ -32,7 +32,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     TaskSet set = {0};
     Tokenizer *tokenizer = tokenizer_open(&byte, &err);
     PROMISE(tokenizer);
-    TaskEncoding encoding = {tokenizer, SEQ};
+    TaskEncoding encoding = {.tokenizer = tokenizer, .seq_length = SEQ};
     if (task_set_read(&set, fuzz_file("tasks", data, size), encoding, &err)) check_set(&set);
     else fuzz_check_error(&err);
     task_set_free(&set);

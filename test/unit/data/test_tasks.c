@@ -46,7 +46,7 @@ static int teardown(void **state) {
 }
 
 static bool read_bytes(const Fixture *f, const char *text, size_t bytes, TaskSet *set, Error *err) {
-    TaskEncoding encoding = {f->bytes, SEQ};
+    TaskEncoding encoding = {.tokenizer = f->bytes, .seq_length = SEQ};
     assert_true(durable_write_file(f->path, text, bytes, err));
     return task_set_read(set, f->path, encoding, err);
 }
@@ -166,7 +166,7 @@ static void several_files(void **state) {
 // With NullTokenizer every word is an id. Other words are refused.
 static void ids(void **state) {
     const Fixture *f = *state;
-    TaskEncoding encoding = {f->ids, SEQ};
+    TaskEncoding encoding = {.tokenizer = f->ids, .seq_length = SEQ};
     TaskSet set = {0};
     Error err;
     const char *good = "{\"task\":\"a\",\"context\":\"1 2\",\"choices\":[\"3 4\"],\"gold\":0}";
@@ -189,7 +189,7 @@ static void context_is_tokenized_alone(void **state) {
     Error err;
     Tokenizer *gpt2 = tokenizer_open(&choice, &err);
     if (!gpt2) fail_msg("%s", err.what);
-    TaskEncoding encoding = {gpt2, SEQ};
+    TaskEncoding encoding = {.tokenizer = gpt2, .seq_length = SEQ};
     TaskSet set = {0};
     const char *text = OWN("\"context\":\" o\",\"continuation\":\"f x\"");
     assert_true(durable_write_file(f->path, text, strlen(text), &err));
@@ -213,7 +213,7 @@ static void prefix(void **state) {
     if (!llama) fail_msg("%s", err.what);
     int count;
     int32_t begin = tokenizer_prefix(llama, &count)[0];
-    TaskEncoding encoding = {llama, SEQ};
+    TaskEncoding encoding = {.tokenizer = llama, .seq_length = SEQ};
     TaskSet set = {0};
     const char *text = A("\"continuation\":\"x\"") "\n" OWN("\"context\":\"\",\"continuation\":\"x\"") "\n"
         OWN("\"context\":\"<|begin_of_text|>c\",\"continuation\":\"x\"") "\n"
@@ -300,7 +300,7 @@ static void invalid_lines(void **state) {
 static void invalid_files(void **state) {
     const Fixture *f = *state;
     TaskSet set = {0};
-    TaskEncoding encoding = {f->bytes, SEQ};
+    TaskEncoding encoding = {.tokenizer = f->bytes, .seq_length = SEQ};
     Error err = {0};
     refused(f, "", 0, "has no samples");
     refused(f, "\n\n  \n", 5, "has no samples");
