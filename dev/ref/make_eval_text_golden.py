@@ -24,19 +24,21 @@ FOLDER = GOLDEN / "eval_text"
 POSITIONS, HEADS = 128, 2
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards brew tea and count gradients by node".split()
 
+MARKS = [[","], [";"], ["."], ['"', "tea", '"'], ["(", "\u3000fox", ")"], ["@-@", "old"], ["1", "@,@", "000"],
+         ["'s"], ["30", "\u00b0", "N"], ["wizards", "'", "brew"], ["[", "a", "b", "]"], ["{", "}"]]
+
 
 def wiki_text():
     """Returns paragraphs with the spaces and marks of WikiText's tokenization."""
     lines = [" "]
     for section in range(8):
-        lines.append(f" = {'= ' if section % 3 == 2 else ''}{random.choice(WORDS)} = {'= ' if section % 3 == 2 else ''}")
+        level = " = = " if section % 3 == 2 else " = "
+        lines.append(level + random.choice(WORDS) + level)
         lines.append(" ")
         words = []
         for _ in range(random.randint(30, 90)):
             words.append(random.choice(WORDS))
-            words += random.choice([[]] * 8 + [[","], [";"], ["."], ["\"", "tea", "\""], ["(", "\u3000fox", ")"],
-                                    ["@-@", "old"], ["1", "@,@", "000"], ["'s"], ["30", "\u00b0", "N"],
-                                    ["wizards", "'", "brew"], ["[", "a", "b", "]"], ["{", "}"]])
+            words += random.choice([[]] * 8 + MARKS)
         lines.append(" " + " ".join(words) + " . ")
     return "\n".join(lines) + " \n"
 
@@ -52,7 +54,9 @@ def detokenized(text):
                       lambda match, pair=(left, right): pair[0] + match[1].strip() + pair[1], text)
     for count in (4, 3, 2):
         text = text.replace(" ".join("=" * count), "=" * count)
-    for before, after in ((" \u00b0 ", "\u00b0"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")):
+    degree = "\u00b0"
+    for before, after in ((f" {degree} ", degree), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "),
+                          (" 's", "'s")):
         text = text.replace(before, after)
     return text
 
@@ -82,7 +86,8 @@ def linear(x, w, name):
 
 def attention(x, w, name):
     T, width = x.shape
-    q, k, v = (part.reshape(T, HEADS, -1).swapaxes(0, 1) for part in np.split(linear(x, w, name + ".c_attn"), 3, -1))
+    qkv = np.split(linear(x, w, name + ".c_attn"), 3, -1)
+    q, k, v = (part.reshape(T, HEADS, -1).swapaxes(0, 1) for part in qkv)
     scores = q @ k.swapaxes(1, 2) / math.sqrt(width // HEADS) + np.triu(np.full((T, T), -np.inf), 1)
     p = np.exp(scores - scores.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)

@@ -456,9 +456,35 @@ static bool check_checkpoints(const Parsed *p) {
 // Returns true for implausibly low speeds. 0 means not given.
 static bool too_slow(double speed) { return speed > 0 && speed < 1e-3; }
 
+// Returns true if there is a tokenizer that can encode and decode text.
+static bool has_tokenizer(const Config *c) {
+    return c->vocab_file || c->tokenizer_type != TOKENIZER_GPT2_BPE;
+}
+
+static bool check_evaluation(const Parsed *p) {
+    const Config *c = p->config;
+    bool encodes = has_tokenizer(c) || c->plan;
+    const Rule rules[] = {
+        {c->eval_tasks.count && !encodes,
+         "--eval-tasks needs --vocab-file and --merge-file, to tokenize text; add them"},
+        {c->eval_text.count && !encodes,
+         "--eval-text needs --vocab-file and --merge-file, to tokenize text; add them"},
+        {c->log_eval_samples && (!config_scores(c) || !c->log_jsonl),
+         "--log-eval-samples needs --eval-tasks or --eval-text, and --log-jsonl; add them"},
+        {c->strict_lambada && !c->eval_tasks.count, "--strict-lambada needs --eval-tasks; add it"},
+        {(GIVEN(p, overlapping_eval) || c->eval_text_detokenizer) && !c->eval_text.count,
+         "--overlapping-eval and --eval-text-detokenizer need --eval-text; add it"},
+    };
+    if (!obeys(p, rules, COUNT_OF(rules))) return false;
+    return !GIVEN(p, overlapping_eval) || c->overlapping_eval <= c->seq_length ||
+           usage_error(p->err,
+                       "--overlapping-eval %d exceeds --seq-length %d, so tokens would be left out; use 1 to "
+                       "%d",
+                       c->overlapping_eval, c->seq_length, c->seq_length);
+}
+
 static bool check_rest(const Parsed *p) {
     const Config *c = p->config;
-    bool tokenizes = c->vocab_file || c->tokenizer_type != TOKENIZER_GPT2_BPE;
     bool speeds = GIVEN(p, plan_network_inside) || GIVEN(p, plan_network_burst) || GIVEN(p, plan_gpu) ||
                   GIVEN(p, plan_lossless_bits) || c->plan_measure || GIVEN(p, plan_tflops) ||
                   GIVEN(p, plan_step_ms);
@@ -492,28 +518,12 @@ static bool check_rest(const Parsed *p) {
          "--plan-measure measures the speed that --plan-tflops or --plan-step-ms sets; keep one"},
         {c->wandb_project && *c->wandb_project && (!c->wandb_exp_name || !*c->wandb_exp_name),
          "--wandb-project needs --wandb-exp-name to name the file of JSON lines; add it"},
-        {c->eval_tasks.count && !tokenizes && !c->plan,
-         "--eval-tasks needs --vocab-file and --merge-file, to tokenize text; add them"},
-        {c->eval_text.count && !tokenizes && !c->plan,
-         "--eval-text needs --vocab-file and --merge-file, to tokenize text; add them"},
-        {c->log_eval_samples && (!config_scores(c) || !c->log_jsonl),
-         "--log-eval-samples needs --eval-tasks or --eval-text, and --log-jsonl; add them"},
-        {c->strict_lambada && !c->eval_tasks.count, "--strict-lambada needs --eval-tasks; add it"},
-        {(GIVEN(p, overlapping_eval) || c->eval_text_detokenizer) && !c->eval_text.count,
-         "--overlapping-eval and --eval-text-detokenizer need --eval-text; add it"},
         {c->sample_interval && !c->sample_prompt, "--sample-interval needs --sample-prompt TEXT; add it"},
-        {c->sample_interval && !tokenizes,
+        {c->sample_interval && !has_tokenizer(c),
          "--sample-interval needs --vocab-file and --merge-file, to decode tokens; add them"},
     };
     if (!obeys(p, rules, COUNT_OF(rules))) return false;
-    if (GIVEN(p, overlapping_eval) && c->overlapping_eval > c->seq_length) {
-        return usage_error(
-            p->err,
-            "--overlapping-eval %d exceeds --seq-length %d, so tokens would be left out; use 1 "
-            "to %d",
-            c->overlapping_eval, c->seq_length, c->seq_length);
-    }
-    if (c->sample_prompt && !tokenizes) {
+    if (c->sample_prompt && !has_tokenizer(c)) {
         NOTE("--sample-prompt has no effect without --vocab-file and --merge-file");
     }
     return true;
@@ -527,5 +537,5 @@ bool config_check(const Config *config, const bool *given, char *notes, size_t n
            config_check_pipeline(p) && check_local_steps(p) && check_replica_group(p) && check_length(p) &&
            check_schedule(p) && check_data_sources(p) && check_sft(p) && check_tokenizer(p) &&
            check_quantization(p) && check_fp8(p) && check_optimizer(p) && check_checkpoints(p) &&
-           check_rest(p);
+           check_evaluation(p) && check_rest(p);
 }

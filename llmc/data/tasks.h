@@ -72,8 +72,8 @@ bool task_set_read(TaskSet *set, const char *path, TaskEncoding encoding, Error 
 // Appends a text as one task, named after its file, with a sample for each window. The first window
 // scores all its targets, the others the last `stride` ones, so that each token but the first is
 // scored once. The tokenizer's prefix comes first.
-// Errors (EXIT_DATA): missing file; invalid UTF-8; fewer than 2 words or tokens; text that cannot be
-// tokenized; two texts with the same file name, or a name that is too long.
+// Errors (EXIT_DATA): missing file; invalid UTF-8; fewer than 2 words or tokens; text that cannot
+// be tokenized; two texts with the same file name, or a name that is too long.
 bool task_set_read_text(TaskSet *set, const char *path, TaskEncoding encoding, Error *err);
 void task_set_free(TaskSet *set);
 

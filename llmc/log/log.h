@@ -35,8 +35,8 @@
 // valid     iteration, consumed_samples, split ("valid" | "test"), where, loss, ppl
 // task      iteration, consumed_samples, task, n, acc, acc_stderr; acc_norm and acc_norm_stderr of
 //           multiple-choice tasks, else perplexity: --eval-tasks
-// eval_text  iteration, consumed_samples, text (file name), tokens, words, loss (mean over tokens - 1
-//           targets), ppl, adjusted_ppl, token_ratio: --eval-text
+// eval_text  iteration, consumed_samples, text (file name), tokens, words, loss (mean over
+//           tokens - 1 targets), ppl, adjusted_ppl, token_ratio: --eval-text
 // eval_sample  iteration, task, sample (index in the task), log_likelihoods of its choices, gold
 //           (index of the correct one) or greedy; the windows of texts only have the likelihood:
 //           --log-eval-samples
@@ -124,9 +124,8 @@ typedef struct TextFigures {
     double token_ratio;  // (tokens - 1) / (words - 1)
 } TextFigures;
 
-// Does the same for texts: a JSON line "eval_text" and scalars such as "text wiki.txt loss". Derives
-// the perplexity from the loss, and the adjusted perplexity from loss * token_ratio, each capped at
-// 20.
+// Does the same for texts: a JSON line "eval_text" and scalars such as "text wiki.txt loss". The
+// perplexity is exp(loss), the adjusted perplexity exp(loss * token_ratio); see log_perplexity.
 void log_texts(Log *log, int64_t iteration, int64_t consumed_samples, const TextFigures *texts, int count);
 
 LLMC_END

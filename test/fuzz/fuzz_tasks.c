@@ -1,4 +1,4 @@
-// A file of --eval-tasks with arbitrary bytes, read with the byte tokenizer.
+// A file of --eval-tasks or --eval-text with arbitrary bytes, read with the byte tokenizer.
 #include "llmc/data/tasks.h"
 #include "test/fuzz/fuzz.h"
 
@@ -26,14 +26,35 @@ static void check_set(const TaskSet *set) {
     PROMISE(samples == set->samples && requests == set->requests && ids == set->ids.count);
 }
 
+// Every token but the first must be scored once.
+static void check_text(const TaskSet *set) {
+    int64_t next = 1;
+    PROMISE(set->tasks == 1 && set->samples == set->requests && set->task[0].samples == set->samples);
+    for (int64_t i = 0; i < set->requests; i++) {
+        const TaskRequest *r = &set->request[i];
+        PROMISE(r->first >= 0 && r->first + r->tokens - r->scored == next);
+        PROMISE(r->scored >= 1 && r->scored < r->tokens && r->tokens <= SEQ + 1);
+        next += r->scored;
+    }
+    PROMISE(next == set->task[0].tokens && next == set->ids.count && set->task[0].words >= 2);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     TokenizerChoice byte = {.type = TOKENIZER_BYTE};
     Error err = {0};
     TaskSet set = {0};
     Tokenizer *tokenizer = tokenizer_open(&byte, &err);
     PROMISE(tokenizer);
-    TaskEncoding encoding = {.tokenizer = tokenizer, .seq_length = SEQ};
-    if (task_set_read(&set, fuzz_file("tasks", data, size), encoding, &err)) check_set(&set);
+    TaskEncoding encoding = {.tokenizer = tokenizer,
+                             .seq_length = SEQ,
+                             .strict_lambada = size % 2,
+                             .stride = 1 + (int)(size % SEQ),
+                             .wikitext = size % 2};
+    const char *path = fuzz_file("tasks", data, size);
+    if (task_set_read(&set, path, encoding, &err)) check_set(&set);
+    else fuzz_check_error(&err);
+    task_set_free(&set);
+    if (task_set_read_text(&set, path, encoding, &err)) check_text(&set);
     else fuzz_check_error(&err);
     task_set_free(&set);
     tokenizer_close(tokenizer);

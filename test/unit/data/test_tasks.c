@@ -1,5 +1,5 @@
-// Tests reading files of --eval-tasks: tokenization of contexts and continuations, and one-line
-// errors for invalid files.
+// Tests reading files of --eval-tasks and --eval-text: tokenization of contexts and continuations,
+// windows of texts, and one-line errors for invalid files.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "llmc/base/durable.h"
+#include "llmc/data/detokenize.h"
 #include "llmc/data/tasks.h"
 #include "test/unit/folder.h"
 
@@ -244,6 +245,211 @@ static void refused(const Fixture *f, const char *text, size_t bytes, const char
     task_set_free(&set);
 }
 
+// --- last words ----------------------------------------------------------------------------------
+
+static TaskSet reads_cloze(const Fixture *f, bool strict, const char *text) {
+    TaskEncoding encoding = {.tokenizer = f->bytes, .seq_length = SEQ, .strict_lambada = strict};
+    TaskSet set = {0};
+    Error err;
+    assert_true(durable_write_file(f->path, text, strlen(text), &err));
+    if (!task_set_read(&set, f->path, encoding, &err)) fail_msg("%s", err.what);
+    return set;
+}
+
+#define CLOZES \
+    "{\"text\":\" ab  cd\"}\n{\"text\":\"ab cd\\u2003\\n\"}\n{\"text\":\"abcd\"}\n" \
+    "{\"text\":\"x\",\"task\":\"t\",\"domain\":\"d\"}\n{\"text\":\"0123456 78\",\"task\":\"t\"}"
+
+// Without --strict-lambada, white space at the end of a text belongs to it.
+static void last_token(void **state) {
+    TaskSet set = reads_cloze(*state, false, CLOZES);
+    assert_int_equal(set.tasks, 2);
+    assert_string_equal(set.task[0].name, "lambada");
+    assert_string_equal(set.task[1].name, "t");
+    assert_int_equal(set.task[0].form, TASK_CONTINUATION);
+    check_request(&set, 0, " ab  cd", 1, 2);
+    check_request(&set, 1, "ab cd\u2003\n", 1, 4);
+    check_request(&set, 2, "abcd", 1, 4);
+    check_request(&set, 3, "$x", 1, 1);
+    check_request(&set, 4, "123456 78", 1, 2);
+    task_set_free(&set);
+}
+
+static void last_word(void **state) {
+    TaskSet set = reads_cloze(*state, true, CLOZES);
+    check_request(&set, 0, "ab cd", 3, 3);
+    check_request(&set, 1, "ab cd", 3, 3);
+    check_request(&set, 2, "$ abcd", 5, 5);
+    check_request(&set, 3, "$ x", 2, 2);
+    check_request(&set, 4, "123456 78", 3, 3);
+    task_set_free(&set);
+}
+
+// A line with another form's members has an ordinary member "text".
+static void text_of_other_forms(void **state) {
+    TaskSet set = reads(*state, A("\"continuation\":\"d\",\"text\":\"ab cd\""));
+    check_request(&set, 0, "cd", 1, 1);
+    task_set_free(&set);
+    refused(*state, "{\"text\":\" \\n\"}", 14, "line 1: \"text\" has no words");
+    refused(*state, "{\"text\":\"\"}", 11, "line 1: \"text\" has no words");
+    refused(*state, "{\"text\":1}", 10, "\"text\" is missing or not a string");
+}
+
+// --- texts ---------------------------------------------------------------------------------------
+
+static bool read_text(const Fixture *f, const char *text, size_t bytes, TaskEncoding to, TaskSet *set,
+                      Error *err) {
+    assert_true(durable_write_file(f->path, text, bytes, err));
+    return task_set_read_text(set, f->path, to, err);
+}
+
+static TaskSet reads_text(const Fixture *f, const char *text, int stride) {
+    TaskEncoding to = {.tokenizer = f->bytes, .seq_length = SEQ, .stride = stride};
+    TaskSet set = {0};
+    Error err;
+    if (!read_text(f, text, strlen(text), to, &set, &err)) fail_msg("%s", err.what);
+    assert_int_equal(set.tasks, 1);
+    assert_int_equal(set.task[0].form, TASK_TEXT);
+    assert_int_equal(set.task[0].samples, set.requests);
+    assert_int_equal(set.samples, set.requests);
+    return set;
+}
+
+// The last window starts at the multiple of the stride that scores the last token.
+static void windows_overlap(void **state) {
+    TaskSet set = reads_text(*state, "0123 56789abcde\n", 3);
+    assert_int_equal(set.task[0].tokens, 16);
+    assert_int_equal(set.task[0].words, 2);
+    assert_string_equal(set.task[0].name, "tasks.jsonl");
+    assert_int_equal(set.requests, 4);
+    check_request(&set, 0, "0123 5678", 8, 1);
+    check_request(&set, 1, "3 56789ab", 3, 1);
+    check_request(&set, 2, "6789abcde", 3, 1);
+    check_request(&set, 3, "9abcde\n", 1, 1);
+    task_set_free(&set);
+}
+
+static void windows_without_overlap(void **state) {
+    TaskSet set = reads_text(*state, "0 23456789abcdefgh", SEQ);
+    assert_int_equal(set.requests, 3);
+    check_request(&set, 0, "0 2345678", 8, 1);
+    check_request(&set, 1, "89abcdefg", 8, 1);
+    check_request(&set, 2, "gh", 1, 1);
+    task_set_free(&set);
+}
+
+// For every length and stride, each token but the first is scored once, with as much context as the
+// stride allows.
+static void each_token_is_scored_once(void **state) {
+    const char *text = "a cdefghijklmnopqrstuvwxyz";
+    for (int bytes = 3; bytes <= 26; bytes++) {
+        for (int stride = 1; stride <= SEQ; stride++) {
+            char part[32];
+            snprintf(part, sizeof part, "%.*s", bytes, text);
+            TaskSet set = reads_text(*state, part, stride);
+            int64_t next = 1;
+            for (int64_t i = 0; i < set.requests; i++) {
+                const TaskRequest *r = &set.request[i];
+                assert_int_equal(r->first, i * stride);
+                assert_int_equal(r->first + r->tokens - r->scored, next);
+                assert_true(r->scored >= 1 && r->tokens <= SEQ + 1);
+                assert_true(r->tokens - r->scored >= (i ? SEQ - stride + 1 : 1));
+                next += r->scored;
+            }
+            assert_int_equal(next, bytes);
+            task_set_free(&set);
+        }
+    }
+}
+
+// As in Megatron-LM, words are separated by single spaces, after stripping the text.
+static void words_of_texts(void **state) {
+    const struct {
+        const char *text;
+        int words;
+    } cases[] = {{"a b", 2}, {" a b \n", 2}, {"a  b", 3}, {"a\nb c", 2}, {" = a = \n \n b \n ", 6}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        TaskSet set = reads_text(*state, cases[i].text, 1);
+        assert_int_equal(set.task[0].words, cases[i].words);
+        task_set_free(&set);
+    }
+}
+
+static void prefix_of_texts(void **state) {
+    const Fixture *f = *state;
+    Error err;
+    TokenizerChoice choice = {.type = TOKENIZER_HUGGING_FACE, .model = "test/golden/tokenizer_json/llama3"};
+    Tokenizer *llama = tokenizer_open(&choice, &err);
+    if (!llama) fail_msg("%s", err.what);
+    int count;
+    TaskEncoding to = {.tokenizer = llama, .seq_length = SEQ, .stride = 2};
+    TaskSet set = {0};
+    if (!read_text(f, "1! 2!", 5, to, &set, &err)) fail_msg("%s", err.what);
+    assert_int_equal(set.ids.ids[0], tokenizer_prefix(llama, &count)[0]);
+    assert_int_equal(set.request[0].scored, set.task[0].tokens - 1);
+    task_set_free(&set);
+    tokenizer_close(llama);
+}
+
+static void refused_text(const Fixture *f, const char *text, size_t bytes, const char *what) {
+    TaskEncoding to = {.tokenizer = f->bytes, .seq_length = SEQ, .stride = 2};
+    TaskSet set = {0};
+    Error err = {0};
+    assert_false(read_text(f, text, bytes, to, &set, &err));
+    assert_int_equal(err.code, EXIT_DATA);
+    if (!strstr(err.what, what)) fail_msg("\"%s\" does not contain \"%s\"", err.what, what);
+    if (strchr(err.what, '\n')) fail_msg("more than a line: %s", err.what);
+    task_set_free(&set);
+}
+
+static void invalid_texts(void **state) {
+    const Fixture *f = *state;
+    TaskEncoding to = {.tokenizer = f->bytes, .seq_length = SEQ, .stride = 2};
+    TaskEncoding ids_only = {.tokenizer = f->ids, .seq_length = SEQ, .stride = 2};
+    TaskSet set = {0};
+    Error err = {0};
+    refused_text(f, "", 0, "has 0 words separated by spaces and 0 tokens");
+    refused_text(f, "\n \n", 3, "has 0 words separated by spaces and 3 tokens");
+    refused_text(f, "word\n", 5, "has 1 words separated by spaces and 5 tokens");
+    refused_text(f, "a b\nc\xFF d", 8, "line 2: byte 6 of the file, 0xFF, is not valid UTF-8");
+    refused_text(f, "a b \xE2\x82", 6, "line 1: byte 5 of the file, 0xE2, is not valid UTF-8");
+    assert_false(task_set_read_text(&set, "/nowhere/text", to, &err));
+    assert_int_equal(err.code, EXIT_DATA);
+    assert_false(read_text(f, "1 x 2", 5, ids_only, &set, &err));
+    assert_non_null(strstr(err.what, "contains text that the tokenizer cannot encode"));
+    task_set_free(&set);
+    assert_true(read_text(f, "a b", 3, to, &set, &err));
+    assert_false(read_text(f, "a b", 3, to, &set, &err));
+    assert_non_null(strstr(err.what, "--eval-text has two files named tasks.jsonl"));
+    task_set_free(&set);
+}
+
+// --- WikiText ------------------------------------------------------------------------------------
+
+static void wikitext(void **state) {
+    const struct {
+        const char *text, *plain;
+    } cases[] = {
+        {"", ""},
+        {" \n = Title = \n \n Text . \n", "\n= Title =\n\nText.\n"},
+        {"= = = = x = = = =\n= = = y = = =", "==== x ====\n=== y ==="},
+        {"a @-@ b 1 @,@ 000 @.@ 5", "a-b 1,000.5"},
+        {"a : b ; c . d ! e ? f , g ,", "a: b; c. d! e? f, g ,"},
+        {"( a b ) [\u3000c] { } ( d", "(a b) [c] {} ( d"},
+        {"( a ( b ) c )", "(a ( b) c )"},
+        {"\" a \" b \" c", "\"a\" b \" c"},
+        {"the boys ' tea , it 's 30 \u00b0 N of it", "the boys'tea, it's 30\u00b0N of it"},
+        {"5 N 6", "5 1 6"},
+        {"(\x1f\u00e9\u2003)", "(\u00e9)"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[128];
+        snprintf(text, sizeof text, "%s", cases[i].text);
+        text[detokenize_wikitext(text, strlen(text))] = 0;
+        assert_string_equal(text, cases[i].plain);
+    }
+}
+
 #define GOOD A("\"choices\":[\"x\"],\"gold\":0") "\n"
 
 static void invalid_lines(void **state) {
@@ -337,6 +543,16 @@ int main(void) {
         cmocka_unit_test(ids),
         cmocka_unit_test(context_is_tokenized_alone),
         cmocka_unit_test(prefix),
+        cmocka_unit_test(last_token),
+        cmocka_unit_test(last_word),
+        cmocka_unit_test(text_of_other_forms),
+        cmocka_unit_test(windows_overlap),
+        cmocka_unit_test(windows_without_overlap),
+        cmocka_unit_test(each_token_is_scored_once),
+        cmocka_unit_test(words_of_texts),
+        cmocka_unit_test(prefix_of_texts),
+        cmocka_unit_test(invalid_texts),
+        cmocka_unit_test(wikitext),
         cmocka_unit_test(invalid_lines),
         cmocka_unit_test(invalid_files),
         cmocka_unit_test(limits),
