@@ -278,7 +278,8 @@ bool config_same(const char *own_json, const char *first_json, Error *err);
 // rates, warm-up and decay in samples, weight decay) may differ with
 // --override-opt_param-scheduler, where the command line wins, or
 // --use-checkpoint-opt_param-scheduler, which copies the saved schedule into config. With
-// --finetune, only the model is compared. The optimizer may differ only with --no-load-optim.
+// --finetune, only the model is compared. A model flag that the checkpoint lacks had its default.
+// Windows of layers may be spelled differently. The optimizer may differ only with --no-load-optim.
 // Differences that change the order of the data or the precision become notes. Error
 // (EXIT_CHECKPOINT): not a JSON object, or a model or schedule flag that differs.
 bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes,

@@ -157,9 +157,51 @@ static bool match_padding(const Config *config, const cJSON *saved, Error *err) 
                       (long long)rows, config->vocab_size_padded, (long long)(rows / T));
 }
 
+// Adds the defaults of model flags that the checkpoint is older than. Flags whose default depends on
+// other flags, such as --ffn-hidden-size, stay missing; all checkpoints have them.
+static void add_defaults(cJSON *saved) {
+    int rows;
+    const Option *table = config_options(&rows);
+    Config defaults = {0};
+    options_defaults(table, rows, &defaults);
+    char *text = config_to_json(&defaults);
+    cJSON *values = json_parse_object(text, strlen(text));
+    for (int i = 0; i < rows && values; i++) {
+        const Option *row = &table[i];
+        char key[OPTION_KEY_BYTES];
+        bool fixed = row->initial || row->kind == OPTION_FLAG || row->kind == OPTION_TEXT;
+        if (!row->name || !(row->roles & MODEL) || !fixed) continue;
+        option_key(row, key);
+        if (cJSON_GetObjectItemCaseSensitive(saved, key)) continue;
+        cJSON_AddItemToObject(saved, key, cJSON_DetachItemFromObjectCaseSensitive(values, key));
+    }
+    cJSON_Delete(values);
+    free(text);
+}
+
+// Returns true if both windows flags give every layer the same window, however they are spelled.
+static bool same_windows(const Config *config, const cJSON *saved) {
+    Config was = *config;
+    Error ignored;
+    was.window_size = json_member_string(saved, "window_size");
+    was.window_attn_skip_freq = json_member_string(saved, "window_attn_skip_freq");
+    if (!was.window_size) was.window_size = "-1,0";  // no window; set, so that the other flag is checked
+    if (!config_check_window(&was, &ignored)) return false;
+    for (int layer = 0; layer < config->num_layers; layer++) {
+        if (config_window(&was, layer) != config_window(config, layer)) return false;
+    }
+    return true;
+}
+
 static bool match_model(const Config *config, const cJSON *saved, const cJSON *now, Error *err) {
     Difference d;
-    if (!first_difference(saved, now, MODEL, &d)) return match_padding(config, saved, err);
+    int at = 0;
+    bool differ;
+    while ((differ = next_difference(saved, now, MODEL, &at, &d))) {
+        bool window = !strcmp(d.key, "window_size") || !strcmp(d.key, "window_attn_skip_freq");
+        if (!window || !same_windows(config, saved)) break;
+    }
+    if (!differ) return match_padding(config, saved, err);
     return ckpt_error(err,
                       "the checkpoint was made with %s %s, but this run has %s; use the checkpoint's model "
                       "flags, or --load another checkpoint",
@@ -242,6 +284,7 @@ bool config_match_checkpoint(Config *config, const char *saved_json, char *notes
     char *now_json = config_to_json(config);
     cJSON *saved = json_parse_object(saved_json, strlen(saved_json));
     cJSON *now = json_parse_object(now_json, strlen(now_json));
+    if (saved) add_defaults(saved);
     bool ok = saved && now ? match(config, saved, now, notes, notes_bytes, err)
                            : ckpt_error(err,
                                         "the arguments in the checkpoint are not a JSON object; the "
