@@ -315,6 +315,18 @@ sends_as_planned() {
     [ "$(sent "$1" "$3" "$4")" = "$planned" ] && [ "$planned" != "0 0" ] ||
         { why="sent $(sent "$1" "$3" "$4" | tr '\n' ' '), planned $planned"; return 1; }
 }
+# parts_as_planned NAME NP: checks that run NAME sent exactly the bytes of tensor parallelism that
+# $work/plan predicts. For the default batch sizes and pairs of tensor-parallel ranks.
+parts_as_planned() {
+    local said logged
+    # A step has 4 micro-batches for two ranks, and 2 for four. Norm gradients are sent once.
+    said=$(awk -v np="$2" '/^  tensor parallelism / { sum += 8 / np * $NF }
+        /^  gradients of LayerNorms/ { sum += $NF } END { print np * sum }' "$work/plan")
+    logged=$(sed -n 's/.*"model_parallel_bytes": *\([0-9.e+]*\).*/\1/p' "$work/$1.jsonl" |
+        awk '{ bytes = $1 } END { printf "%.0f", bytes }')
+    [ "${said:-0}" -gt 0 ] && [ "$said" = "$logged" ] ||
+        { why="planned ${said:-none}, sent ${logged:-none}"; return 1; }
+}
 # memory_as_planned NP FLAGS...: checks that a run allocates exactly what --plan predicts.
 memory_as_planned() {
     make_plan "$@" && trains "$@" --train-iters 3 && allocated_as_planned

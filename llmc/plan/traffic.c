@@ -222,41 +222,74 @@ double parts_hidden_bytes(const Config *c, const Mesh *mesh, PassDirection direc
     return (double)messages_bytes(c, direction, c->sequence_parallel ? rows / mesh->tp.size : rows);
 }
 
+// Number of this stage's layers that run in FP8.
+static int fp8_layers(const Config *c, const Mesh *mesh) {
+    int chunks = config_pipeline_chunks(c), layers = c->num_layers / (mesh->pp.size * chunks), fp8 = 0;
+    for (int chunk = 0; chunk < chunks; chunk++) {
+        int first = (chunk * mesh->pp.size + mesh->pp.rank) * layers;
+        for (int l = first; l < first + layers; l++) fp8 += config_layer_in_fp8(c, l);
+    }
+    return fp8;
+}
+
+// Returns true if FP8 layers gather codes. See fp8_gathers.
+static bool codes_gathered(const Config *c) {
+    return config_fp8_on(c) && c->sequence_parallel && c->fp8_recipe != FP8_BLOCKWISE;
+}
+
+// Reductions and gathers of a rank in a micro-batch.
+typedef struct TensorMessages {
+    int rows;    // in bf16, or in 8 bits with --quantized-tensor-parallel
+    int codes;   // gathers of FP8 codes
+    int maxima;  // gathers of the largest value, a float, for the scale of a tensor of codes
+} TensorMessages;
+
 // A layer has 2 reductions in forward and 2 in backward; the embedding and the LM head have one
 // each. Without sequence parallelism every reduction includes a gather. With it, a layer has 2
 // gathers in forward and 4 in backward. Full recomputation repeats 1 reduction and 2 gathers.
-int parts_tensor_messages(const Config *c, const Mesh *mesh) {
+// FP8 layers gather codes. Backward quantizes the 2 gradients that it gathers and gathers 2 inputs
+// as forward has quantized them; the blockwise recipe has kept these inputs whole.
+static TensorMessages tensor_messages(const Config *c, const Mesh *mesh) {
     int layers = c->num_layers / mesh->pp.size, again = c->recompute_granularity == RECOMPUTE_FULL;
     bool embeds = mesh->pp.rank == 0, heads = mesh->pp.rank == mesh->pp.size - 1;
-    int sums = layers * (4 + again) + embeds + heads;
-    return sums + (c->sequence_parallel ? layers * (6 + 2 * again) + embeds + heads : sums);
+    int sums = layers * (4 + again) + embeds + heads, quantized = 4 + 2 * again;
+    if (!c->sequence_parallel) return (TensorMessages){.rows = 2 * sums};
+    int fp8 = fp8_layers(c, mesh);
+    TensorMessages m = {.rows = sums + (layers - fp8) * (quantized + 2) + embeds + heads};
+    if (!codes_gathered(c)) m.rows += fp8 * quantized;
+    else m.codes = fp8 * (quantized + 2);
+    if (codes_gathered(c) && c->fp8_recipe == FP8_TENSORWISE) m.maxima = fp8 * quantized;
+    return m;
 }
 
-// Bytes that a rank sends to another one in a reduction or gather.
-static double tensor_message_bytes(const Config *c, const Mesh *mesh) {
-    int64_t elements = (int64_t)c->micro_batch_size * c->seq_length / mesh->tp.size * c->hidden_size;
-    ActivationFormat format = tp_format(c);
-    if (!c->quantized_tensor_parallel) return (double)elements * (double)sizeof(floatX);
-    return (double)activations_message(&format, elements, false).bytes;
+int parts_tensor_messages(const Config *c, const Mesh *mesh) {
+    TensorMessages m = tensor_messages(c, mesh);
+    return m.rows + m.codes + m.maxima;
 }
 
 double parts_tensor_bytes(const Config *c, const Mesh *mesh) {
     double T = mesh->tp.size, tokens = (double)c->micro_batch_size * c->seq_length;
-    double one = (T - 1) * tensor_message_bytes(c, mesh);
+    int64_t elements = (int64_t)c->micro_batch_size * c->seq_length / mesh->tp.size * c->hidden_size;
+    ActivationFormat format = tp_format(c);
+    double rows = (double)elements * (double)sizeof(floatX);
+    if (c->quantized_tensor_parallel) rows = (double)activations_message(&format, elements, false).bytes;
+    TensorMessages m = tensor_messages(c, mesh);
     bool heads = mesh->pp.rank == mesh->pp.size - 1;
-    double head = heads ? tokens * (double)sizeof(HeadStatistics) * (T - 1) : 0;
-    return one * parts_tensor_messages(c, mesh) + head;
+    double head = heads ? tokens * (double)sizeof(HeadStatistics) : 0;
+    return (T - 1) * (m.rows * rows + m.codes * (double)elements + m.maxima * (double)sizeof(float) + head);
 }
 
 // Gradients of norms must be summed over the ranks if these process different tokens (sequence
 // parallelism). Gradients of query and key norms always must be, because ranks have different
-// heads.
+// heads. FP8 layers that gather codes also sum the gradients of 2 biases.
 double parts_norms_bytes(const Config *c, const Mesh *mesh) {
     int layers = c->num_layers / mesh->pp.size, final = mesh->pp.rank == mesh->pp.size - 1;
     double of_rows = c->sequence_parallel ? (double)(2 * layers + final) * c->hidden_size : 0;
     double of_heads = c->qk_layernorm ? 2.0 * layers * c->kv_channels : 0;
     double vectors = c->normalization == RMSNORM ? 1.0 : 2.0;  // weight and bias of a norm
-    return vectors * (of_rows + of_heads) * (double)sizeof(float) * (mesh->tp.size - 1);
+    double biases = codes_gathered(c) && !c->disable_bias_linear ? 2.0 * fp8_layers(c, mesh) : 0;
+    double elements = vectors * (of_rows + of_heads) + biases * c->hidden_size;
+    return elements * (double)sizeof(float) * (mesh->tp.size - 1);
 }
 
 double parts_words_bytes(const Config *c, const Mesh *mesh) {

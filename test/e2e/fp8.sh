@@ -117,6 +117,22 @@ both() {
 }
 check "tensor parallel 2, pipeline 2, several micro-batches" both
 
+# Sequence parallelism gathers FP8 codes, or bf16 with the blockwise recipe.
+sends_codes() { # NP FLAGS...
+    local np=$1 rows=(--tensor-model-parallel-size 2 --sequence-parallel --train-iters 3 "${@:2}")
+    make_plan "$np" "${rows[@]}" && logged codes "$np" "${rows[@]}" && parts_as_planned codes "$np"
+}
+check "bytes of tensorwise codes" sends_codes 2 "${tensorwise[@]}"
+check "bytes of tensorwise codes, full recomputation" sends_codes 4 "${tensorwise[@]}" \
+    --recompute-granularity full
+check "bytes of codes in 2 of 4 layers of Llama" sends_codes 2 "${tensorwise[@]}" "${llama[@]}" \
+    --num-layers 4 --first-last-layers-bf16
+check "bytes of codes and of 8-bit sums" sends_codes 2 "${tensorwise[@]}" --quantized-tensor-parallel \
+    --aq-group-size 32
+check "bytes of codes with delayed scales" sends_codes 2 "${delayed[@]}"
+check "bytes with blockwise scales" sends_codes 2 "${blockwise[@]}" --kv-channels 64 \
+    --recompute-granularity full
+
 # --- sharding strategies -------------------------------------------------------------------------
 strategies() { # FLAGS...: the same bits in every strategy
     local run=(2 --gpus-per-node 2 --train-iters 6 --global-batch-size 4 --ddp-bucket-size 1 "$@") name
