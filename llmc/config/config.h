@@ -300,6 +300,8 @@ int config_query_groups(const Config *config);
 // --- config_window.c ---
 // Number of keys that a query of a layer of the model sees, its own included; 0: all before it.
 int config_window(const Config *config, int layer);
+// Sum over the layers of the mean number of keys that a query sees. After config_finish.
+double config_visible_keys(const Config *config);
 // Checks the texts of both flags. Error: EXIT_USAGE.
 bool config_check_window(const Config *config, Error *err);
 
@@ -325,7 +327,7 @@ int64_t config_samples_at_end(const Config *config, int64_t iteration, int64_t c
 // Floating-point operations of an iteration by Megatron-LM's formula: forward plus twice that for
 // backward, full attention, any MLP width and head size.
 double megatron_flops(const Config *config, double batch_sequences);
-// Counts only the causal half of attention: 6N + 6*L*C*T per token.
+// Counts only the keys that queries see: with full attention, 6N + 6*L*C*T per token.
 double causal_flops(const Config *config, double batch_sequences, double parameters);
 // Copies the index-th choice of an option. Returns false if there are fewer.
 bool config_choice(const char *option, int index, char *word, size_t bytes);

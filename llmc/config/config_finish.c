@@ -318,8 +318,7 @@ double megatron_flops(const Config *config, double batch_sequences) {
            (attention + F / h + config->vocab_size_padded / (2 * L * h));
 }
 
-// Sum over the layers of the mean number of keys that a query sees.
-static double visible_keys(const Config *config) {
+double config_visible_keys(const Config *config) {
     double T = config->seq_length, sum = 0;
     for (int l = 0; l < config->num_layers; l++) {
         double window = config_window(config, l);
@@ -334,5 +333,5 @@ double causal_flops(const Config *config, double batch_sequences, double paramet
     if (config->untie_embeddings_and_output_weights) {
         parameters -= (double)config->vocab_size_padded * config->hidden_size;
     }
-    return batch_sequences * T * (6 * parameters + 12 * a * visible_keys(config));
+    return batch_sequences * T * (6 * parameters + 12 * a * config_visible_keys(config));
 }

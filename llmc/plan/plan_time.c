@@ -164,8 +164,9 @@ static PassTimes computed_passes(const Config *c, const Mesh *mesh) {
     double ranks = (double)mesh->tp.size * mesh->pp.size;
     Config body = *c;
     body.vocab_size_padded = 0;
-    // The causal mask skips half of the attention scores.
-    double masked = 6 * rows * c->seq_length * c->seq_length * L * c->kv_channels * c->num_attention_heads;
+    // The causal mask skips half of the attention scores, and windows skip more.
+    double skipped = L * c->seq_length - config_visible_keys(c);
+    double masked = 12 * tokens * skipped * c->kv_channels * c->num_attention_heads;
     double products = megatron_flops(&body, rows), logits = megatron_flops(c, rows) - products;
     double again = c->recompute_granularity == RECOMPUTE_FULL ? 4.0 / 3 : 1;
     return (PassTimes){

@@ -278,6 +278,23 @@ flops() { # Megatron-LM's FLOPs, with the vocabulary padded for T
         awk '$1 == "FLOPs" { exit !($4 / 16 > 1.681479e14 && $4 / 16 < 1.681481e14) }' "$work/out" || say "wrong FLOPs"
 }
 check "FLOPs with a vocabulary padded for 8 ranks" flops
+# The time of attention falls with the keys that a query sees: on average 4096 of 8192 tokens, 1792 of
+# a window of 2048, and 960 of a window of 1024.
+windows() {
+    local flags ms=()
+    for flags in "" "--window-size 8191,0" "--window-size 2047,0" "--window-size 1023,0" \
+        "--window-size 1023,0 --window-attn-skip-freq 2"; do
+        # shellcheck disable=SC2086 # several words
+        ranks 1 @configs/gpt_125m.args --micro-batch-size 1 --global-batch-size 64 --seq-length 8192 \
+            --max-position-embeddings 8192 --plan --plan-world-size 1 --plan-network 100 $flags &&
+            ms+=("$(sed -n 's/^  forward and backward take \([0-9.]*\) ms.*/\1/p' "$work/out")") ||
+            { say "no plan with '$flags'"; return 1; }
+    done
+    awk 'function near(a, b) { return a > 0.99 * b && a < 1.01 * b }
+        { exit !($1 == $2 && near(($1 - $3) / ($1 - $4), 2304 / 3136) && near(($1 - $5) / ($1 - $4), 0.5)) }' \
+        <<<"${ms[*]}" || { why="${ms[*]} ms"; return 1; }
+}
+check "windows shorten attention" windows
 middle_stages() { # consecutive stages with equal sizes share a row
     summary 13b 128 8 --pipeline-model-parallel-size 8 &&
         grep -qE '^  stage  1 to  6, 5 layers: 1573196800 parameters, [0-9.]+ GiB per rank$' "$work/out" &&
