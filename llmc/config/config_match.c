@@ -157,8 +157,8 @@ static bool match_padding(const Config *config, const cJSON *saved, Error *err) 
                       (long long)rows, config->vocab_size_padded, (long long)(rows / T));
 }
 
-// Adds the defaults of model flags that the checkpoint is older than. Flags whose default depends on
-// other flags, such as --ffn-hidden-size, stay missing; all checkpoints have them.
+// Adds the defaults of model flags that the checkpoint is older than. Flags whose default depends
+// on other flags, such as --ffn-hidden-size, stay missing; all checkpoints have them.
 static void add_defaults(cJSON *saved) {
     int rows;
     const Option *table = config_options(&rows);

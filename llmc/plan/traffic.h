@@ -50,8 +50,8 @@ double parts_hidden_bytes(const Config *c, const Mesh *mesh, PassDirection direc
 // and gathers. An all-reduce counts as one of each. FP8 layers gather codes, if their recipe does.
 double parts_tensor_bytes(const Config *c, const Mesh *mesh);
 int parts_tensor_messages(const Config *c, const Mesh *mesh);
-// Returns the bytes of norm gradients sent to the tensor-parallel group per step, including the bias
-// gradients of FP8 layers that gather codes.
+// Returns the bytes of norm gradients sent to the tensor-parallel group per step, including the
+// bias gradients of FP8 layers that gather codes.
 double parts_norms_bytes(const Config *c, const Mesh *mesh);
 // Returns the bytes of tied word embedding gradients sent between the first and the last stage per
 // step, in each direction.

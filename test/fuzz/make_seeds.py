@@ -225,6 +225,8 @@ def tasks():
     yield b'{"task": "a", "context": "c", "continuation": "0123456789abcdefg"}'
     yield b'{"task": "a", "context": " \\t", "continuation": "x"}'
     yield choices + b'{"task": "a", "context": "c\\u0000", "choices": [""], "gold": 2}'
+    yield b'{"text": " ab  cd\\u2003"}\n{"text": "word"}\n{"text": "one two three four five", "task": "t"}'
+    yield b" \n = = Title = = \n \n It 's ( a @-@ b ) , \" c \" . 30 \xc2\xb0 N \n"
     yield b"[" * 1001
     yield b'{"task": 1, "context": "\\ud800", "choices": {}, "gold": 1e99}'
 

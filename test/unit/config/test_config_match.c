@@ -1,5 +1,5 @@
-// Model flags of a run compared with a checkpoint's: keys that an older checkpoint lacks, and windows
-// of layers in different spellings. test_config.c compares flags one by one.
+// Model flags of a run compared with a checkpoint's: keys that an older checkpoint lacks, and
+// windows of layers in different spellings. test_config.c compares flags one by one.
 #include "test/unit/config/command_line.h"
 
 #include "llmc/base/json.h"
