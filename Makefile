@@ -110,6 +110,7 @@ FAULT_SHIMS := $(patsubst %.c,$(BUILD)/%.so,$(wildcard test/fault/*shim.c))
 # $(BUILD)/dev/bench/NAME. They link train_gpt.c.
 BENCHES     := train_presets sync_only generate
 STEP_BOUND  := $(BUILD)/dev/bench/step_bound
+SLOW_NETWORK := $(BUILD)/dev/bench/slow_network
 CPU_BENCHES := $(BENCHES:%=$(BUILD)/dev/bench/%_cpu)
 FUZZ_TARGETS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/fuzz/fuzz_*.c))
 
@@ -117,7 +118,7 @@ FUZZ_TARGETS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/fuzz/fuzz_*.c))
 all: cpu tools
 cpu: $(BUILD)/train_gpt_cpu $(BUILD)/generate_cpu
 tools: $(TOOLS)
-bench: cpu $(CPU_BENCHES) $(STEP_BOUND)  # dev/bench/save.sh starts the trainer itself
+bench: cpu $(CPU_BENCHES) $(STEP_BOUND) $(SLOW_NETWORK)  # dev/bench/save.sh starts the trainer itself
 # A tarball of the CPU programs, scripts and documents for machines without a compiler. Its programs
 # need only the C library and Open MPI. It has no Makefile, so quickstart.sh does not build.
 DIST := sdp4bit-$(VERSION)-linux-$(shell uname -m)
@@ -207,9 +208,11 @@ $(DATA_TOOLS): $(TOOL_LIB) $(HOST_LIB)
 	$(MPICC) $(LDFLAGS) $(filter %.o,$^) $(TOOL_LIB) $(HOST_LIB) $(LIBS) -o $@
 $(BUILD)/rendezvous: $(BUILD)/obj/dev/rendezvous.o $(TOOL_LIB) $(HOST_LIB)
 	$(MPICC) $(LDFLAGS) $(filter %.o,$^) $(TOOL_LIB) $(HOST_LIB) $(LIBS) -o $@
-$(STEP_BOUND): $(BUILD)/obj/dev/bench/step_bound.o $(HOST_LIB)
+$(STEP_BOUND): $(BUILD)/obj/dev/bench/step_bound.o
+$(SLOW_NETWORK): $(BUILD)/obj/dev/bench/slow_network.o
+$(STEP_BOUND) $(SLOW_NETWORK): $(HOST_LIB)
 	@mkdir -p $(@D)
-	$(MPICC) $(LDFLAGS) $< $(HOST_LIB) $(LIBS) -o $@
+	$(MPICC) $(LDFLAGS) $(filter %.o,$^) $(HOST_LIB) $(LIBS) -o $@
 # Uses the model's parameter table, which pulls in the ops.
 $(BUILD)/convert_checkpoint: $(BUILD)/obj/dev/convert_checkpoint.o $(CONVERT_LIB) $(TOOL_LIB) \
                              $(HOST_LIB) $(CPU_LIB)
