@@ -134,27 +134,56 @@ static bool list_keys(const char *folder, const char *kind, FoundKey found, void
     return stop;
 }
 
+static bool add_key(void *context, const char *folder, const char *name) {
+    KeyRing *ring = (KeyRing *)context;
+    Error err = {0};
+    ring->name = grow_array(ring->name, ring->count, sizeof *ring->name, "public keys");
+    ring->key = grow_array(ring->key, ring->count, sizeof *ring->key, "public keys");
+    message_name(ring->name[ring->count], name);
+    if (keys_load_public(folder, name, ring->key[ring->count], &err)) ring->count++;
+    return false;
+}
+
+static int index_of(const KeyRing *ring, const char *key) {
+    for (int i = 0; i < ring->count; i++) {
+        if (strcmp(ring->key[i], key) == 0) return i;
+    }
+    return -1;
+}
+
+static void read_folder(KeyRing *ring, const char *folder, struct timespec changed) {
+    ring->count = 0;
+    ring->changed = changed;
+    ring->read_at = monotonic_seconds();
+    ring->reads++;
+    list_keys(folder, "public", add_key, ring);
+}
+
+bool keys_find(KeyRing *ring, const char *folder, const uint8_t *raw, char name[NAME_BYTES]) {
+    char key[KEY_TEXT];
+    struct stat status = {0};
+    zmq_z85_encode(key, raw, KEY_RAW);
+    stat(folder, &status);
+    bool same = ring->read_at > 0 && ring->changed.tv_sec == status.st_mtim.tv_sec &&
+                ring->changed.tv_nsec == status.st_mtim.tv_nsec;
+    if (!same) read_folder(ring, folder, status.st_mtim);
+    else if (index_of(ring, key) < 0 && monotonic_seconds() > ring->read_at + 1)
+        read_folder(ring, folder, status.st_mtim);
+    int i = index_of(ring, key);
+    if (i >= 0) message_name(name, ring->name[i]);
+    return i >= 0;
+}
+
+void keys_free(KeyRing *ring) {
+    free(ring->name);
+    free(ring->key);
+    *ring = (KeyRing){0};
+}
+
 typedef struct Wanted {
-    char key[KEY_TEXT], name[NAME_BYTES];
+    char name[NAME_BYTES];
     int count;
 } Wanted;
-
-static bool same_key(void *context, const char *folder, const char *name) {
-    Wanted *wanted = (Wanted *)context;
-    char key[KEY_TEXT];
-    Error err = {0};
-    if (!keys_load_public(folder, name, key, &err) || strcmp(key, wanted->key) != 0) return false;
-    message_name(wanted->name, name);
-    return true;
-}
-
-bool keys_find(const char *folder, const uint8_t *raw, char name[NAME_BYTES]) {
-    Wanted wanted = {.name = ""};
-    zmq_z85_encode(wanted.key, raw, KEY_RAW);
-    if (!list_keys(folder, "public", same_key, &wanted)) return false;
-    message_name(name, wanted.name);
-    return true;
-}
 
 static bool any_pair(void *context, const char *folder, const char *name) {
     Wanted *wanted = (Wanted *)context;

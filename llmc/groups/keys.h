@@ -3,6 +3,8 @@
 // needs server.secret and the public keys of all groups; a group needs its own pair and
 // server.public.
 #pragma once
+#include <time.h>
+
 #include "llmc/groups/frame.h"
 LLMC_BEGIN
 
@@ -23,9 +25,19 @@ bool keys_exist(const char *folder, const char *name);
 bool keys_load(const char *folder, const char *name, Keys *keys, Error *err);
 // Reads NAME.public.
 bool keys_load_public(const char *folder, const char *name, char key[KEY_TEXT], Error *err);
-// Finds the name of a public key (KEY_RAW bytes) in the folder. Reads the folder, so that groups
-// can be added while the rendezvous runs.
-bool keys_find(const char *folder, const uint8_t *raw, char name[NAME_BYTES]);
+// The public keys of a folder. They are read again if files were added or removed, and at most once
+// a second for a key that is not among them, so that groups can be added while the rendezvous runs
+// but strangers cannot make it read the folder all the time. Zero-initialize.
+typedef struct KeyRing {
+    char (*name)[NAME_BYTES], (*key)[KEY_TEXT];  // (count)
+    int count;
+    struct timespec changed;  // of the folder when it was read
+    double read_at;           // monotonic_seconds; 0: never
+    int64_t reads;
+} KeyRing;
+// Finds the name of a public key (KEY_RAW bytes) in the folder.
+bool keys_find(KeyRing *ring, const char *folder, const uint8_t *raw, char name[NAME_BYTES]);
+void keys_free(KeyRing *ring);
 // Finds a pair for a client without a name: the server's, or else the only one in the folder.
 bool keys_find_pair(const char *folder, char name[NAME_BYTES], Error *err);
 

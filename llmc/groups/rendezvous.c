@@ -39,6 +39,7 @@ struct Rendezvous {
     RendezvousOptions options;
     char *folder;
     Keys keys;
+    KeyRing ring;  // of the groups
     Transport transport;
     void *socket, *monitor;
     pthread_t thread;
@@ -302,7 +303,7 @@ static void receive_all(Rendezvous *s) {
 static bool check_key(void *context, const uint8_t key[KEY_RAW], const char *address, char name[NAME_BYTES]) {
     Rendezvous *s = (Rendezvous *)context;
     char who[ADDRESS_BYTES + 16];
-    if (keys_find(s->folder, key, name)) return true;
+    if (keys_find(&s->ring, s->folder, key, name)) return true;
     snprintf(who, sizeof who, "address %s", address);
     // Without the key: a new one at every attempt would print a line each time.
     refuse(s, who, "its key is not in the folder of keys");
@@ -343,6 +344,7 @@ static void close_all(Rendezvous *s) {
     rounds_free(s->rounds);
     relay_free(&s->relay);
     refusal_free(&s->refusals);
+    keys_free(&s->ring);
     free(s->folder);
     free(s);
 }
