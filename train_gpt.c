@@ -268,7 +268,9 @@ static void save_and_leave(Run *run, const char *why, int exit_code) {
     if (guard_ends_run(run, true)) return;
     run->exit_code = exit_code;
     elastic_stopping(run);
-    if (save_checkpoint(run) && advance_save(run, true)) log_datetime(run->log, "%s", why);
+    if (!save_checkpoint(run) || !advance_save(run, true)) return;
+    elastic_contribute(run);
+    log_datetime(run->log, "%s", why);
 }
 
 // Saves and leaves the loop if a signal, a time limit or --exit-interval asks for it. Called twice

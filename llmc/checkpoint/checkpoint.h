@@ -15,6 +15,7 @@
 //   iter_0000100/manifest.json           files, sizes, hashes, counters, arguments, parameters
 //   iter_0000100/mp_rank_00/shard_00000_of_00004.safetensors     tensor rank 0
 //   iter_0000100/mp_rank_01_002/...      tensor rank 1, pipeline rank 2
+//   iter_0000100/continued               a replica group has continued it (checkpoint_claim)
 //   .iter_0000100.tmp/                   a save in progress, or left by a killed save; the
 //                                        next save removes it
 //   .iter_0000100.old/                   the previous checkpoint of iteration 100 during
@@ -106,6 +107,9 @@ enum {
 int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err);
 // Makes the tracker name this iteration if its checkpoint exists. Called by one rank.
 bool checkpoint_track(const char *folder, int64_t iteration, Error *err);
+// Marks a checkpoint as continued by a run. Returns true if no run has continued it before. Returns
+// false also if the mark cannot be written. Called by one rank.
+bool checkpoint_claim(const char *folder, int64_t iteration);
 // Opens the checkpoint of *iteration. If it is damaged or missing, falls back to the newest intact
 // earlier one of the same run (save_folder.h), updates *iteration and explains the fault in note.
 // note also reports a damaged lineage file, and is otherwise empty. If none is intact, returns NULL

@@ -196,6 +196,17 @@ bool checkpoint_track(const char *folder, int64_t iteration, Error *err) {
     return ok;
 }
 
+bool checkpoint_claim(const char *folder, int64_t iteration) {
+    Error ignored = {0};
+    char *found = find_folder(folder, iteration), *path = text_format("%s/continued", found);
+    int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    bool first = file >= 0 && durable_sync_folder(found, &ignored);
+    if (file >= 0) close(file);
+    free(path);
+    free(found);
+    return first;
+}
+
 // --- Opening -------------------------------------------------------------------------------------
 
 // Rank 0 reads the file and broadcasts its text (malloc'ed). Returns NULL on all ranks on failure.

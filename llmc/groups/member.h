@@ -19,7 +19,7 @@
 // waits itself.
 //
 // All functions are called from one thread; the Member has a thread of its own for the network.
-// Blocking functions return early when the Member's stop flag is set.
+// Blocking functions return early when MemberOptions.stopped returns true.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -36,7 +36,7 @@ typedef struct MemberOptions {
     int chunks;
     const int64_t *payload_bytes;  // (chunks) bytes of an encoded pseudo-gradient
     const int64_t *state_bytes;    // (chunks) bytes of outer weights and momentum
-    const volatile int *stop;      // not 0: blocking calls return at once; may be NULL
+    bool (*stopped)(void);         // true: blocking calls return at once; may be NULL
 } MemberOptions;
 
 typedef struct Member Member;
@@ -63,6 +63,7 @@ typedef struct ClosedRound {
 
 typedef struct MemberStats {
     int groups;              // groups present, this one included
+    bool connected;          // the rendezvous answers
     int64_t sent, received;  // payload and state bytes since the start
     double waited;           // seconds that blocking calls waited since the start
     int64_t rounds_late;     // closed rounds without this group

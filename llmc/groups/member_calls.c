@@ -19,7 +19,7 @@ static const double reach_seconds = 30, wait_seconds = 15;
 
 // ---- waiting ----
 
-static bool stopped(const Member *m) { return m->options.stop && *m->options.stop; }
+static bool stopped(const Member *m) { return m->options.stopped && m->options.stopped(); }
 
 static void wake(Member *m) {
     uint64_t one = 1;
@@ -403,6 +403,7 @@ const char *member_news(Member *m, MemberStats *stats) {
     lock(m);
     m->stats.groups = 1;
     for (int i = 0; i < MAX_GROUPS; i++) m->stats.groups += m->peer[i].present;
+    m->stats.connected = m->ledger.joined && !m->unreachable;
     m->stats.rounds_late = m->ledger.rounds_late;
     m->stats.tokens_counted = m->ledger.tokens_counted;
     if (stats) *stats = m->stats;

@@ -62,6 +62,13 @@ void stop_poll(Stop *stop, StopReason own, Peers world) {
     stop->busy = found[2] != 0;
 }
 
+bool stop_signal_waits(void) {
+    sigset_t pending;
+    sigpending(&pending);
+    return atomic_load(&handled) != 0 || sigismember(&pending, SIGTERM) == 1 ||
+           sigismember(&pending, SIGUSR1) == 1 || sigismember(&pending, SIGINT) == 1;
+}
+
 const char *stop_signal_name(const Stop *stop) {
     return stop->signal_number == SIGTERM ? "SIGTERM" : stop->signal_number == SIGINT ? "SIGINT" : "SIGUSR1";
 }

@@ -23,6 +23,8 @@ void stop_catch_signals(void);
 void stop_ignore_launcher_signal(Peers world);
 // Combines the reasons of all ranks. own: this rank's reason other than a signal. Collective.
 void stop_poll(Stop *stop, StopReason own, Peers world);
+// Returns true if this rank has received a signal that stop_poll has not reported yet.
+bool stop_signal_waits(void);
 // Returns "SIGTERM", "SIGINT" or "SIGUSR1".
 const char *stop_signal_name(const Stop *stop);
 

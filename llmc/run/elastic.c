@@ -147,6 +147,7 @@ void elastic_load(Run *run, const RunState *state) {
     l->spare = spare >= 0 && spare % batch == 0 ? spare : -1;
     l->dealt = round_up64(dealt, batch);
     l->left = state->left != 0;
+    l->loaded = state->iteration;
 }
 
 // --- joining -------------------------------------------------------------------------------------
@@ -221,7 +222,8 @@ static bool open_member(Run *run) {
                              .connections = CONNECTIONS,
                              .chunks = chunks_count(e->chunks),
                              .payload_bytes = e->payload_bytes,
-                             .state_bytes = e->state_bytes};
+                             .state_bytes = e->state_bytes,
+                             .stopped = stop_signal_waits};
     e->member = member_join(&options, &run->error);
     free(identity);
     return e->member != NULL;
@@ -257,6 +259,24 @@ static bool take_over(Run *run) {
     return true;
 }
 
+// Keeps the samples of a checkpoint if the group left in order and nothing else has continued from
+// this checkpoint. Otherwise they may have been used already. A group that starts the run repeats
+// them, because the training with them is lost. Collective.
+static void keep_own_samples(Run *run, bool starts) {
+    SampleLedger *l = &run->elastic->ledger;
+    bool keep = l->left;
+    if (l->left && run->launch.rank == 0) keep = checkpoint_claim(run->config.load, l->loaded);
+    peers_broadcast(run_peers(run, run->launch.world), &keep, sizeof keep, 0);
+    l->left = false;
+    int64_t samples = l->end - l->next + (l->spare >= 0 ? l->block : 0);
+    if (starts || samples <= 0) return;
+    log_line(run->log, "%s %lld samples that were assigned to this group before it %s",
+             keep ? "continues with" : "skips", (long long)samples, keep ? "left" : "ended");
+    if (keep) return;
+    l->next = l->end;
+    l->spare = -1;
+}
+
 bool elastic_join(Run *run) {
     if (!is_on(run)) return true;
     Elastic *e = run->elastic;
@@ -272,12 +292,7 @@ bool elastic_join(Run *run) {
     peers_broadcast(world, &starts, sizeof starts, 0);
     if (starts) log_line(run->log, "replica group %s starts the run", run->config.replica_group);
     else if (!take_over(run)) return false;
-    // After a crash, the rest of the block may have been used already.
-    if (!starts && !l->left) {
-        l->next = l->end;
-        l->spare = -1;
-    }
-    l->left = false;
+    keep_own_samples(run, starts);
     wait_for_samples(run);
     if (!has_samples(l, run->config.global_batch_size))
         return run_agreed(run, error_set(&run->error, EXIT_STOPPED, "stopped before the first step"));
@@ -407,6 +422,56 @@ void elastic_finish(Run *run) {
 
 void elastic_stopping(Run *run) {
     if (is_on(run)) run->elastic->ledger.left = true;
+}
+
+// Returns true if everything that this group has trained has counted.
+static bool all_counted(const Elastic *e) {
+    for (int i = 0; i < chunks_count(e->chunks); i++)
+        if (e->sync[i].tokens > 0) return false;
+    return true;
+}
+
+// Returns true if a contribution can count: other groups are present, and the rendezvous answers.
+// Collective.
+static bool can_contribute(Run *run) {
+    Elastic *e = run->elastic;
+    bool can = e->stats.groups > 1 && e->stats.connected;
+    peers_broadcast(run_peers(run, run->launch.world), &can, sizeof can, 0);
+    return can;
+}
+
+void elastic_contribute(Run *run) {
+    if (!is_on(run)) return;
+    Elastic *e = run->elastic;
+    double began = monotonic_seconds();
+    bool over = false;
+    run->site.phase = "sync replica groups";
+    elastic_send_offers(run);
+    elastic_events(run, 0);
+    log_news(run);
+    if (all_counted(e) || !can_contribute(run)) return;
+    e->leaving = true;
+    for (int i = 0; i < chunks_count(e->chunks); i++)
+        e->sync[i].open = e->sync[i].open && e->sync[i].offered == e->sync[i].tokens;
+    while (!over && !all_counted(e) && can_contribute(run)) {
+        for (int i = 0; i < chunks_count(e->chunks); i++)
+            if (!e->sync[i].open && e->sync[i].tokens > 0) elastic_offer(run, i);
+        elastic_send_offers(run);
+        pause_ms(5);
+        over = elastic_events(run, began + run->config.sync_grace_seconds);
+        log_news(run);
+    }
+    elastic_report_hashes(run);
+    if (all_counted(e)) {
+        log_line(run->log, "contributed the training since the last sync before leaving, in %.1f s",
+                 monotonic_seconds() - began);
+    } else {
+        log_line(run->log,
+                 "WARNING: left after %.1f s, before all training since the last sync has counted; "
+                 "--sync-grace-seconds is the limit",
+                 monotonic_seconds() - began);
+    }
+    log_figures(run);
 }
 
 void elastic_leave(Run *run) {

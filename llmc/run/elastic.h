@@ -70,8 +70,9 @@ typedef struct SampleLedger {
     int64_t next, end;
     int64_t spare;  // -1: not dealt yet
     int64_t block;
-    int64_t dealt;  // samples dealt to any group, as far as known
-    bool left;      // the checkpoint was saved when the group left the run in order
+    int64_t dealt;   // samples dealt to any group, as far as known
+    bool left;       // the checkpoint was saved when the group left the run in order
+    int64_t loaded;  // iteration of that checkpoint
 } SampleLedger;
 
 struct Elastic {
@@ -87,6 +88,7 @@ struct Elastic {
     bool joined;
     bool ending;       // this group or another has reached the end of the run
     bool last;         // offers are the last of the run
+    bool leaving;      // this group stops early, after its last contribution
     int64_t computed;  // tokens trained since the start
     double counted;    // tokens that have counted, averaged over the parameters
     MemberStats stats, reported;

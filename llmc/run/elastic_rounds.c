@@ -72,7 +72,8 @@ static GroupEvent next_event(Run *run, int *chunk, ClosedRound *closed) {
     for (; *chunk < chunks_count(e->chunks); (*chunk)++) {
         const ChunkSync *s = &e->sync[*chunk];
         // --local-steps-delay: a round does not change the master weights earlier.
-        bool early = s->open && !e->last && run->iteration < s->offered_at + run->config.local_steps_delay;
+        bool early = s->open && !e->last && !e->leaving &&
+                     run->iteration < s->offered_at + run->config.local_steps_delay;
         if (early || !member_take(e->member, *chunk, false, closed)) continue;
         return (GroupEvent){.kind = closed->missed ? ROUNDS_MISSED : ROUND_CLOSED,
                             .chunk = *chunk,
@@ -156,8 +157,8 @@ static OuterRates rates_of_round(const Config *config, const Contributions *c, b
 static void count_offer(Run *run, int chunk, int64_t tokens) {
     Elastic *e = run->elastic;
     ChunkSync *s = &e->sync[chunk];
-    int chunks = chunks_count(e->chunks);
-    double all = (double)(chunks_before(e->chunks, chunks - 1) + chunks_elements(e->chunks, chunks - 1));
+    double all = 0;  // not chunks_before of the last one, which includes alignment
+    for (int i = 0; i < chunks_count(e->chunks); i++) all += (double)chunks_elements(e->chunks, i);
     s->tokens -= tokens;
     e->counted += (double)tokens * (double)chunks_elements(e->chunks, chunk) / all;
     e->figures.own_rounds++;

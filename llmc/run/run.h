@@ -218,6 +218,9 @@ bool elastic_ended(const Run *run);
 void elastic_finish(Run *run);
 // Called before the save of a group that stops early: its checkpoint continues where it left.
 void elastic_stopping(Run *run);
+// Contributes what a group that stops early has trained since the last sync. Takes at most
+// --sync-grace-seconds. Called after its save, because a signal may leave it little time.
+void elastic_contribute(Run *run);
 // Leaves the run. Also called after errors.
 void elastic_leave(Run *run);
 // Called after the memory plan has been freed.

@@ -131,19 +131,55 @@ stopped_while_joining() {
 }
 check "a signal ends a group that waits to join" stopped_while_joining
 
-# A signal makes a group save and leave. The other one continues, and learns.
+# A signal makes a group save, contribute what it has trained since the last sync, and leave.
 leaves() {
-    local loss
     kill -TERM "$(pgrep -P "$second" -f run_until_done | head -n 1)"
     wait "$second"
     grep -q "exiting program after receiving SIG" "$work/two.out" || { why="two did not save"; return 1; }
-    more_syncs one 1 || return 1
+    grep -q "^contributed the training since the last sync" "$work/two.out" &&
+        grep "^replica groups: " "$work/two.out" | tail -n 1 | grep -q "goodput 100.0 %" ||
+        { why="$(grep "^replica groups: " "$work/two.out" | tail -n 1)"; return 1; }
+    more_syncs one 1 && agree
+}
+check "a group that leaves on a signal contributes before" leaves
+
+# Group two continues with its samples once. After a crash they may have been used.
+own_samples() {
+    local flags=(--save "$work/b" --load "$work/b")
+    group two 2 "${two[@]}" "${flags[@]}"
+    more_syncs two 1 && grep -q "^continues with [0-9]* samples" "$work/two.out" || return 1
+    # shellcheck disable=SC2046 # one word per rank
+    kill -KILL $(of two)
+    wait "$pid"
+    group two 2 "${two[@]}" "${flags[@]}"
+    more_syncs two 1 && grep -q "^skips [0-9]* samples" "$work/two.out" || return 1
+    # shellcheck disable=SC2046
+    kill -TERM $(of two)
+    wait "$pid"
+    agree
+}
+check "a group continues with its own samples only once" own_samples
+
+unreachable() { # a signal ends a group that waits for the rendezvous
+    local rc began=$SECONDS
+    group three 1 --rendezvous tcp://127.0.0.1:1
+    wait_until eval '[ -n "$(of three)" ]' && sleep 1
+    # shellcheck disable=SC2046
+    kill -TERM $(of three)
+    wait "$pid"
+    rc=$?
+    [ $rc -eq 75 ] && [ $((SECONDS - began)) -lt 20 ] || { why="exit code $rc, $(tail -n 1 "$work/three.err")"; return 1; }
+}
+check "a signal ends a group that cannot reach the rendezvous" unreachable
+
+last_leaves() {
+    local loss
     loss=$(last_loss one)
     awk -v loss="$loss" 'BEGIN { exit !(loss > 0 && loss < 3) }' || { why="loss $loss"; return 1; }
     kill -TERM "$(of one)"
     wait "$first"
     [ $? -eq 75 ] && agree
 }
-check "groups leave on a signal" leaves
+check "the last group leaves, and has learned" last_leaves
 kill "$server"
 finish

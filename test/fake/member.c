@@ -178,7 +178,7 @@ int64_t member_fetch(Member *m, int chunk, uint8_t *state) {
     lock(m);
     put(at(m, "want", chunk, 0, m->o.name), "", 0, NULL, 0);
     unlock(m);
-    while (!m->o.stop || !*m->o.stop) {
+    while (!m->o.stopped || !m->o.stopped()) {
         lock(m);
         bool got = get(at(m, "state", chunk, 0, m->o.name), read, bytes + 8) == bytes + 8;
         bool alone = present(m, name) == 1;
@@ -262,7 +262,7 @@ bool member_take(Member *m, int chunk, bool wait, ClosedRound *closed) {
         lock(m);
         bool taken = take(m, chunk, closed);
         unlock(m);
-        if (taken || !wait || (m->o.stop && *m->o.stop)) return taken;
+        if (taken || !wait || (m->o.stopped && m->o.stopped())) return taken;
         usleep(2000);
     }
 }
@@ -294,6 +294,7 @@ void member_hash(Member *m, int chunk, int64_t round, uint64_t hash) {
 void member_report(Member *m, int64_t iteration, int64_t tokens, double tokens_per_second) {}
 
 const char *member_news(Member *m, MemberStats *stats) {
+    m->stats.connected = true;
     *stats = m->stats;
     bool news = m->has_news;
     m->has_news = false;
