@@ -24,7 +24,6 @@ import math
 import os
 import re
 import statistics
-import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
@@ -50,6 +49,7 @@ class Process:
         self.losses = []  # (time, validation loss)
         self.goodput = 0.0
         self.done = False  # has reached the last sync
+        self.chunks = 0    # in the last sync, which has at least one round of each chunk
 
 
 def processes(path):
@@ -72,6 +72,8 @@ def processes(path):
                     p.rounds.append(seconds)
                 p.own += [(len(p.steps) + 1, float(figures.group(4)))] * int(figures.group(3))
                 p.goodput = float(figures.group(5)) / 100
+                if p.done:
+                    p.chunks = int(figures.group(3))
             elif OWN_WORK.search(text):
                 p.pauses.append(seconds)
             if loss:
@@ -100,11 +102,10 @@ def recount(process, chunks):
 
 def pauses_in(process, start, end):
     """Returns the seconds of [start, end] that a group evaluated or saved."""
-    total = 0.0
-    for at in process.pauses:
-        i = bisect.bisect(process.steps, at)
-        if 0 < i < len(process.steps) and start < process.steps[i] and process.steps[i - 1] < end:
-            total += process.steps[i] - process.steps[i - 1]
+    steps, total = process.steps, 0.0
+    for i in range(max(1, bisect.bisect(steps, start)), min(len(steps) - 1, bisect.bisect(steps, end)) + 1):
+        if bisect.bisect(process.pauses, steps[i - 1]) < bisect.bisect(process.pauses, steps[i]):
+            total += steps[i] - steps[i - 1]
     return total
 
 
@@ -135,15 +136,16 @@ def blocked(groups, disturbed):
 
 
 def loss_curve(groups, share):
-    """Returns [(tokens of all groups that have counted, mean validation loss)]. share: goodput."""
+    """Returns [(steps of all groups that have counted, validation loss)]. share: goodput.
+
+    The k-th last evaluation of each group is one point, a mean over the groups."""
     steps = sorted(t for group in groups.values() for p in group for t in p.steps)
-    points = {}
-    for group in groups.values():
-        for p in group:
-            for k, (seconds, loss) in enumerate(reversed(p.losses)):
-                points.setdefault(k if p is group[-1] else None, []).append((bisect.bisect(steps, seconds), loss))
-    points.pop(None, None)
-    curve = [(share * statistics.mean(s for s, _ in p), statistics.mean(v for _, v in p)) for p in points.values()]
+    last = [group[-1].losses[::-1] for group in groups.values()]
+    curve = []
+    for k in range(min(len(losses) for losses in last)):
+        times, values = zip(*(losses[k] for losses in last))
+        done = statistics.mean(bisect.bisect(steps, seconds) for seconds in times)
+        curve.append((share * done, statistics.mean(values)))
     return sorted(curve)
 
 
@@ -160,8 +162,7 @@ def run_row(logs, run, local_steps):
     every = [p for group in groups.values() for p in group if p.steps]
     disturbed = failures(logs) if run == "trial" else []
     computed = sum(len(p.steps) for p in every)
-    longest = max(every, key=lambda p: len(p.own))
-    chunks = max(1, round(len(longest.own) * local_steps / len(longest.steps)))
+    chunks = min((p.chunks for p in every if p.chunks), default=1)
     gaps = waits(groups, disturbed, local_steps)
     servers = [(start, end + SETTLE) for start, end, kind, _ in disturbed if kind == "restart"]
     away = lambda gap: any(start < gap[1] < end for start, end in servers)
@@ -176,7 +177,8 @@ def run_row(logs, run, local_steps):
             "blocked_s": blocked(groups, disturbed),
             "different_hashes": len(re.findall(r"hash(?:es)? .*differ", text)),
             "loss": curve[-1][1], "counted_steps": curve[-1][0], "curve": curve,
-            "failures": [f"{kind} {name} {end - start:.0f} s" for start, end, kind, name in sorted(disturbed)]}
+            "failures": [f"{kind} {name} {end - start:.0f} s"
+                         for start, end, kind, name in sorted(disturbed)]}
 
 
 def main(logs, out, local_steps, grace, mbit, rtt, minutes, cpus):
@@ -192,9 +194,9 @@ def main(logs, out, local_steps, grace, mbit, rtt, minutes, cpus):
         number_column("recount %", 10, ".1f", percent("recount")),
         number_column("wait s", 8, ".2f", "longest_wait_s"),
         number_column("with restarts", 14, ".2f", "longest_wait_rendezvous_s"),
-        number_column("blocked s", 10, ".2f", "blocked_s"), number_column("differ", 7, "d", "different_hashes"),
+        number_column("blocked s", 10, ".2f", "blocked_s"),
+        number_column("differ", 7, "d", "different_hashes"),
         number_column("loss", 8, ".4f", "loss"), number_column("expected", 9, ".4f", "expected")), rows)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     target = lambda text, met: print("%s: %s" % (text, "met" if met else "missed"))
     target("goodput at least 88 %", min(trial["goodput"], trial["recount"]) >= 0.88)
     target("waits of at most one grace period of %s s" % grace, trial["longest_wait_s"] <= float(grace))
@@ -204,10 +206,11 @@ def main(logs, out, local_steps, grace, mbit, rtt, minutes, cpus):
         noise = max(expected) - min(expected)
         print("loss %+.4f over the mean of the undisturbed runs, which differ by %.4f" %
               (trial["loss"] - statistics.mean(expected), noise))
-    write_records(out, {"what": "elastic replica groups with failures", "command": os.environ["COMMAND_LINE"],
-                        "commit": commit.stdout.strip(), "local_steps": int(local_steps), "grace_s": float(grace),
-                        "mbit": float(mbit), "rtt_ms": float(rtt), "minutes": float(minutes),
-                        "cores_per_group": float(cpus), "rows": rows})
+    write_records(out, {
+        "what": "elastic replica groups with failures", "command": os.environ["COMMAND_LINE"],
+        "commit": os.environ["COMMIT"], "local_steps": int(local_steps), "grace_s": float(grace),
+        "mbit": float(mbit), "rtt_ms": float(rtt), "minutes": float(minutes),
+        "cores_per_group": float(cpus), "rows": rows})
 
 
 if __name__ == "__main__":

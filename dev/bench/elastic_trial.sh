@@ -21,7 +21,7 @@
 #   seed         of the failures
 #   logs         keeps the logs in this folder
 #
-# The fourth group accepts no connections, as behind NAT, so it connects to the others. Needs root,
+# The fourth group accepts no connections, as with NAT, so it connects to the others. Needs root,
 # /dev/net/tun, make and make bench. BUILD: folder of the programs.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
@@ -30,7 +30,8 @@ help_if_asked dev/bench/elastic_trial.sh "$@"
 set -euo pipefail
 
 COMMAND_LINE="dev/bench/elastic_trial.sh${*:+ ${*@Q}}"
-export COMMAND_LINE LC_ALL=C OPENBLAS_NUM_THREADS=1
+COMMIT=$(git rev-parse --short HEAD 2>/dev/null || say unknown)
+export COMMAND_LINE COMMIT LC_ALL=C OPENBLAS_NUM_THREADS=1
 minutes=20 mbit=100 rtt=50 interval=60 grace=5 steps=10 iters='' cpus=0.1 undisturbed=2 seed=1 logs=''
 out=dev/bench/results/elastic_trial.json
 from_caller() { case $1 in /*) say "$1" ;; *) say "$caller/$1" ;; esac; }
@@ -81,7 +82,9 @@ finish() {
 trap finish EXIT
 trap 'exit 1' HUP INT TERM
 
-# ---- machines: a namespace and a CPU quota --------------------------------------------------------
+half() { awk -v number="$1" 'BEGIN { print number / 2 }'; }
+
+# ---- machines: a namespace and a CPU quota -------------------------------------------------------
 cgroups=/sys/fs/cgroup
 [ ! -d /sys/fs/cgroup/cpu ] || cgroups=/sys/fs/cgroup/cpu # version 1
 quota_folder() { say "$cgroups/$1"; }
@@ -108,7 +111,7 @@ in_site() {
     exec ip netns exec "$site" nice -n 5 "$@"
 }
 
-# ---- programs -------------------------------------------------------------------------------------
+# ---- programs ------------------------------------------------------------------------------------
 keys=$work/keys names=(one two three four)
 "$work/rendezvous" keygen "$keys" "${names[@]}" >/dev/null
 find llmc dev test sdp4bit docs -name '*.[ch]' -o -name '*.md' -o -name '*.py' | sort >"$work/files"
@@ -153,14 +156,13 @@ send() { # SIGNAL SITE
 options=(--oversubscribe)
 [ "$(id -u)" != 0 ] || options+=(--allow-run-as-root)
 
-# ---- runs -----------------------------------------------------------------------------------------
+# ---- runs ----------------------------------------------------------------------------------------
 groups=()
 prefix=trial$$-
 machines=("${prefix}server" "${names[@]/#/$prefix}")
 for machine in "${machines[@]}"; do add_site "$machine"; done
 mkfifo "$work/commands"
-"$work/slow_network" "$(awk -v rtt="$rtt" 'BEGIN { print rtt / 2 }')" "$mbit" "${machines[@]}" <"$work/commands" \
-    >"$work/network" &
+"$work/slow_network" "$(half "$rtt")" "$mbit" "${machines[@]}" <"$work/commands" >"$work/network" &
 exec 9>"$work/commands"
 until grep -q ready "$work/network"; do
     kill -0 $! 2>/dev/null || die 3 "the emulated network could not be started"
@@ -189,7 +191,7 @@ for run in $(seq "$undisturbed"); do
     done
 done
 
-# ---- failures -------------------------------------------------------------------------------------
+# ---- failures ------------------------------------------------------------------------------------
 event() { # WORDS...
     say "$(cut -d ' ' -f 1 /proc/uptime) $*" | tee -a "$logs/trial.events" >&2
 }
@@ -225,8 +227,10 @@ for ((i = 0; i < count; i++)); do
     kind=${kinds[RANDOM % 3]} name=${names[RANDOM % 4]} seconds=$((5 + RANDOM % (interval * 2 / 3)))
     [ "$kind" != kill ] || seconds=0
     running "${prefix}one" || break
-    if [ $i = $((count / 4)) ]; then event slow two 0; set_quota "${prefix}two" "$(awk "BEGIN { print $cpus / 2 }")"; fi
-    if [ $i = $((count / 2)) ]; then event end slow two; set_quota "${prefix}two" "$cpus"; fi
+    case $i in
+    $((count / 4))) event slow two 0; set_quota "${prefix}two" "$(half "$cpus")" ;;
+    $((count / 2))) event end slow two; set_quota "${prefix}two" "$cpus" ;;
+    esac
     disturb "$kind" "$name" "$seconds"
     if [ $i = $((count / 3)) ] || [ $i = $((count * 2 / 3)) ]; then
         sleep $(((interval - seconds) / 2))

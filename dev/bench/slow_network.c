@@ -5,8 +5,8 @@
 //     slow_network DELAY_MS MBIT NAMESPACE...    e.g. 25 100 site-a site-b
 //
 // Creates a device `slow` in every namespace. The caller gives the namespace number i (from 1) the
-// IPv4 address that ends with i, in one /24. A packet waits for the sender's rate, the delay and the receiver's rate, in
-// this order. Queues hold half a second of packets, and drop the rest.
+// IPv4 address that ends with i, in one /24. A packet waits for the sender's rate, the delay and
+// the receiver's rate, in this order. Queues hold half a second of packets, and drop the rest.
 //
 // Standard input has commands, one a line; NAMESPACE is a name:
 //

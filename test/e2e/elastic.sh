@@ -168,7 +168,8 @@ unreachable() { # a signal ends a group that waits for the rendezvous
     kill -TERM $(of three)
     wait "$pid"
     rc=$?
-    [ $rc -eq 75 ] && [ $((SECONDS - began)) -lt 20 ] || { why="exit code $rc, $(tail -n 1 "$work/three.err")"; return 1; }
+    [ $rc -eq 75 ] && [ $((SECONDS - began)) -lt 20 ] ||
+        { why="exit code $rc, $(tail -n 1 "$work/three.err")"; return 1; }
 }
 check "a signal ends a group that cannot reach the rendezvous" unreachable
 
