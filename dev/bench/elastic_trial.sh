@@ -75,8 +75,9 @@ finish() {
     for site in ${sites[@]+"${sites[@]}"}; do
         ip netns pids "$site" | xargs -r kill -KILL || true
         ip netns del "$site" || true
-        rmdir "$(quota_folder "$site")" || true
     done
+    sleep 1 # a cgroup can be removed once its processes have ended
+    for site in ${sites[@]+"${sites[@]}"}; do rmdir "$(quota_folder "$site")" || true; done
     rm -rf "$work"
 }
 trap finish EXIT
