@@ -13,7 +13,7 @@
 typedef enum Precision { EXPORT_FP32, EXPORT_BF16 } Precision;
 
 typedef struct Settings {
-    const char *load, *to_hf, *from_hf, *from_megatron, *save;
+    const char *load, *to_hf, *to_peft, *adapters, *from_hf, *from_megatron, *save;
     int64_t step, part_megabytes;
     int divisible, dtype, weights;
     HfTokenizerOptions tokenizer;
@@ -27,6 +27,10 @@ static const Option table[] = {
      .help = "A --save directory of the trainer."},
     {"to-hf", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(to_hf), .value = "FOLDER",
      .help = "The directory to create."},
+    {"to-peft", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(to_peft), .value = "FOLDER",
+     .help = "The directory to create for the adapters of a LoRA run, in PEFT's format."},
+    {"adapters", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(adapters), .value = "FOLDER",
+     .help = "A --save directory of a LoRA run: merge its adapters into the model of --load."},
     {"ckpt-step", .kind = OPTION_INT64, .high = 1e15, .low = -1, .initial = "-1", .offset = FIELD(step),
      .value = "N", .help = "Iteration of the checkpoint; -1: the latest."},
     {"dtype", .kind = OPTION_CHOICE, .choices = "fp32|bf16", .initial = "bf16", .offset = FIELD(dtype),
@@ -67,20 +71,26 @@ static const Option table[] = {
 enum { TABLE_ROWS = sizeof table / sizeof *table };
 
 static bool check(const Settings *s, Error *err) {
-    bool exporting = s->load || s->to_hf, importing = s->from_hf || s->from_megatron || s->save;
+    bool exporting = s->load || s->to_hf || s->to_peft, importing = s->from_hf || s->from_megatron || s->save;
     if (exporting == importing || (s->from_hf && s->from_megatron)) {
         return usage_error(err,
                            "use --load with --to-hf to export, or --save with --from-hf or --from-megatron "
                            "to import; --help lists the flags");
     }
     bool from = s->from_hf || s->from_megatron;
-    const char *missing = exporting  ? !s->load    ? "--load"
-                                       : !s->to_hf ? "--to-hf"
-                                                   : NULL
+    const char *missing = exporting  ? !s->load                   ? "--load"
+                                       : !s->to_hf && !s->to_peft ? "--to-hf"
+                                                                  : NULL
                           : !from    ? "--from-hf"
                           : !s->save ? "--save"
                                      : NULL;
     if (missing) return usage_error(err, "%s is missing; --help lists the flags", missing);
+    if (s->to_peft && (s->to_hf || s->adapters)) {
+        return usage_error(err,
+                           "--to-peft exports adapters, and --to-hf a model, into which --adapters merges "
+                           "them; use one of the two");
+    }
+    if (s->adapters && !s->to_hf) return usage_error(err, "--adapters needs --load and --to-hf; add them");
     if (!exporting && s->weights) return usage_error(err, "--weights selects what --load exports; remove it");
     const HfTokenizerOptions *t = &s->tokenizer;
     if (!t->vocab_file != !t->merge_file)
@@ -94,20 +104,21 @@ static bool export_folder(const Settings *s, Peers peers, Error *err) {
     HfReport report;
     HfExport options = {.load = s->load,
                         .iteration = s->step,
-                        .output = s->to_hf,
+                        .output = s->to_peft ? s->to_peft : s->to_hf,
+                        .adapters = s->adapters,
                         .fp32 = s->dtype == EXPORT_FP32,
                         .weights = (WeightsChoice)s->weights,
                         .part_bytes = s->part_megabytes * 1000000,
                         .tokenizer = s->tokenizer,
                         .buffer_elements = HF_BUFFER_ELEMENTS,
                         .peers = peers};
-    bool ok = hf_export(&options, &report, err);
+    bool ok = (s->to_peft ? hf_export_adapters : hf_export)(&options, &report, err);
     fputs(report.notes, stderr);
     if (ok) {
         fprintf(stderr,
                 "Wrote %s: iteration %" PRId64 ", %" PRId64 " parameters in %s, %d file%s of weights.\n",
-                s->to_hf, report.iteration, report.parameters, options.fp32 ? "fp32" : "bf16", report.files,
-                report.files == 1 ? "" : "s");
+                options.output, report.iteration, report.parameters, options.fp32 ? "fp32" : "bf16",
+                report.files, report.files == 1 ? "" : "s");
     }
     return ok;
 }

@@ -304,6 +304,12 @@ static bool open_model(Writing *w, const Site *site, Error *err) {
     SavedModelChoice choice = {w->settings->load, w->settings->step, &flags, w->peers};
     if (!saved_model_open(&w->saved, &choice, err)) return false;
     if (*w->saved.note) fprintf(stderr, "%s\n", w->saved.note);
+    if (w->saved.config.lora_rank) {
+        return ckpt_error(err,
+                          "%s holds only LoRA adapters; merge them into the model with convert_checkpoint "
+                          "--adapters, and import the result",
+                          w->settings->load);
+    }
     if (!encode_prompt(w, err)) return false;
     const Checkpoint *checkpoint = w->saved.checkpoint;
     int threads = parallel_share(w->peers);

@@ -72,7 +72,8 @@ HD_FN Philox4 dropout_bits(Dropout dropout, int64_t sample, uint64_t block) {
 //
 // std > 0: normal(0, std), drawn from stream (seed, tensor) of llmc/base/normal.h. Element (r, c)
 // of the whole tensor gets number r * whole_columns + c of the stream, rounded to fp32, then to
-// floatX. std 0: zeros. std < 0: ones.
+// floatX. std 0: zeros. std < 0: ones. bound > 0: uniform in [-bound, bound) instead, from the same
+// stream.
 typedef struct InitWeights {
     floatX *weights;  // (rows, columns) out
     int64_t rows, columns;
@@ -81,7 +82,8 @@ typedef struct InitWeights {
     double std;
     uint64_t seed;
     uint32_t tensor;
-    int threads;  // host threads, for backends that draw on the host
+    int threads;   // host threads, for backends that draw on the host
+    double bound;  // 0: not uniform
 } InitWeights;
 void op_init_weights(Stream *s, const InitWeights *a);
 
@@ -144,7 +146,7 @@ typedef struct LayerNorm {
     const floatX *dy;        // (B, T, C) backward
     floatX *dresidual;       // (B, T, C) backward, in and out
     floatX *dbranch;         // (B, T, C) out of backward, or NULL
-    float *dgamma, *dbeta;   // (C) backward accumulates; dbeta may be NULL
+    float *dgamma, *dbeta;   // (C) backward accumulates, or NULL
     float *branch_sum;       // (C) out of backward on GPUs: dbranch summed over the rows
     Rows rows;
     bool rms;
@@ -153,9 +155,11 @@ typedef struct LayerNorm {
 void op_layernorm_forward(Stream *s, const LayerNorm *a);
 void op_layernorm_backward(Stream *s, const LayerNorm *a);
 
-// Forward: y = x w^T + bias. If `pre` is set: pre = x w^T + bias, rounded, and y = GELU_tanh(pre).
+// Forward: y = x w^T + add + bias. If `pre` is set: pre = x w^T + add + bias, rounded, and y =
+// GELU_tanh(pre).
 //
-// Backward: dx = dy w and dw += dy^T x (dw = with overwrite); NULL results are skipped. x_pre: set
+// Backward: dx = dy w + dx_add and dw += dy^T x (dw = with overwrite); NULL results are skipped.
+// scale: factor of the three products; 0 means 1. x_pre: set
 // if x is the GELU of x_pre. Then dx is multiplied by GELU'(x_pre), which makes it the gradient of
 // x_pre, and its sum over the rows is added to dpre_bias. A backend may round dx before that
 // multiplication.
@@ -173,6 +177,9 @@ typedef struct Linear {
     float *dw;            // (OC, C) backward accumulates (or overwrites), or NULL
     float *dpre_bias;     // (C) backward accumulates, or NULL; only if x_pre is set
     bool overwrite;
+    const floatX *add;     // (N, OC) forward, or NULL; not y or pre
+    const floatX *dx_add;  // (N, C) backward, or NULL; not dx
+    float scale;
     void *workspace;  // op_linear_workspace_bytes
     int threads;      // CPU backend, N = 1: host threads to use; 0 or 1: the calling thread only
 } Linear;
@@ -218,8 +225,8 @@ typedef struct HeadNorm {
     floatX *before;          // (N, groups, queries + 1, HD) out of forward, read by backward
     const floatX *gamma[2];  // (HD)
     const floatX *beta[2];   // (HD) forward, or NULL
-    float *dgamma[2];        // (HD) backward accumulates
-    float *dbeta[2];         // (HD) backward accumulates; may be NULL
+    float *dgamma[2];        // (HD) backward accumulates, or NULL
+    float *dbeta[2];         // (HD) backward accumulates, or NULL
 } HeadNorm;
 void op_head_norm_forward(Stream *s, const HeadNorm *a);
 void op_head_norm_backward(Stream *s, const HeadNorm *a);

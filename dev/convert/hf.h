@@ -25,7 +25,8 @@ typedef struct HfExport {
     const char *output;  // directory to create; must be missing or empty
     bool fp32;           // export the fp32 master weights; else the bf16 model weights
     WeightsChoice weights;
-    int64_t part_bytes;  // maximum bytes of weights per file; larger models get several files and an index
+    const char *adapters;  // a --save directory of a LoRA run, whose adapters are merged; NULL: none
+    int64_t part_bytes;    // maximum bytes of weights per file; larger models get several files and an index
     // Overrides the files next to the checkpoint and the files named in its arguments.
     HfTokenizerOptions tokenizer;
     int64_t buffer_elements;  // HF_BUFFER_ELEMENTS
@@ -33,7 +34,13 @@ typedef struct HfExport {
 } HfExport;
 // Exports a checkpoint. The output directory appears complete or not at all. Errors:
 // EXIT_CHECKPOINT; EXIT_DATA for the tokenizer's files; EXIT_USAGE for a non-empty output.
+//
+// Merging adds (alpha / rank) B A to the bf16 weights in fp32 and rounds once. fp32 then selects
+// the adapters' master weights.
 bool hf_export(const HfExport *options, HfReport *report, Error *err);
+// Exports the adapters of a LoRA run as adapter_config.json and adapter_model.safetensors of PEFT.
+// Uses no options for tokenizers and files. Errors as hf_export.
+bool hf_export_adapters(const HfExport *options, HfReport *report, Error *err);
 
 typedef struct HfImport {
     const char *folder;            // directory written by save_pretrained

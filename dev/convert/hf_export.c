@@ -1,14 +1,10 @@
 // Exports a checkpoint as a Hugging Face folder. See hf.h.
 //
-// The folder is built under a temporary name next to its destination and renamed once it is
-// complete. Tensors are written one after another, in chunks of rows. For a transposed matrix, a
+// Tensors are written one after another, in chunks of rows. For a transposed matrix, a
 // chunk of its rows is a range of the trainer's columns, which checkpoint_read gathers from the
 // shards.
 #include <assert.h>
-#include <dirent.h>
-#include <errno.h>
 #include <inttypes.h>
-#include <libgen.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +13,9 @@
 #include "llmc/base/json.h"
 #include "dev/lib/saved_config.h"
 #include "llmc/checkpoint/checkpoint.h"
+#include "dev/convert/adapters.h"
 #include "dev/convert/hf.h"
+#include "dev/convert/hf_folder.h"
 #include "dev/convert/hf_map.h"
 #include "dev/convert/hf_tokenizer.h"
 #include "llmc/checkpoint/safetensors.h"
@@ -36,9 +34,11 @@ typedef struct Exporting {
     int parts;  // number of weight files
     HfTokenizer tokenizer;
     cJSON *source, *ids;  // config.json of the imported model or NULL; object with its special token ids
-    char *fresh;          // temporary folder until the export is complete
-    void *in;             // chunk as stored in the checkpoint: fp32, or this build's floatX
-    void *out;            // chunk as written to the file
+    HfFolder folder;
+    Adapters adapters;  // --adapters, which are merged
+    void *in;           // chunk as stored in the checkpoint: fp32, or this build's floatX. With
+                        // adapters: fp32
+    void *out;          // chunk as written to the file
 } Exporting;
 
 static int64_t columns_of(const HfTensor *t) { return t->columns ? t->columns : 1; }
@@ -74,14 +74,22 @@ static bool read_model(Exporting *e, Error *err) {
 // Checks that the parameters match the model that the arguments describe, and that the requested
 // dtype is available.
 static bool check_parameters(Exporting *e, Error *err) {
+    if (e->model.config.lora_rank) {
+        return ckpt_error(
+            err,
+            "%s holds only LoRA adapters; export them with --to-peft, or --load the frozen model "
+            "and add --adapters %s",
+            e->options->load, e->options->load);
+    }
     bool ok = checkpoint_check_tensors(e->checkpoint, e->model.gpt.whole, e->model.gpt.whole_tensors, err);
-    if (ok && e->options->fp32 && !checkpoint_nodes(e->checkpoint, SLICE_MASTER)) {
+    bool fp32 = e->options->fp32 && !e->options->adapters;  // adapters belong to the bf16 weights
+    if (ok && fp32 && !checkpoint_nodes(e->checkpoint, SLICE_MASTER)) {
         ok = ckpt_error(err,
                         "the checkpoint in %s was saved without the optimizer, so it has no fp32 weights; "
                         "use --dtype bf16",
                         e->options->load);
     }
-    return ok && saved_weights_choose(&e->weights, e->checkpoint, e->options->fp32, e->options->weights, err);
+    return ok && saved_weights_choose(&e->weights, e->checkpoint, fp32, e->options->weights, err);
 }
 
 // --- Tokenizer -----------------------------------------------------------------------------------
@@ -152,13 +160,29 @@ static void find_ids(Exporting *e, HfReport *report) {
 // of e->out, starting at `to`.
 static void put(const Exporting *e, int64_t to, int64_t from, int64_t step, int64_t count) {
     for (int64_t i = 0; i < count; i++, from += step) {
-        if (e->options->fp32) ((float *)e->out)[to + i] = ((const float *)e->in)[from];
-        else ((uint16_t *)e->out)[to + i] = bf16_from_float(floatX_to_float(((const floatX *)e->in)[from]));
+        bool wide = e->weights.fp32 || e->adapters.value;
+        float value = wide ? ((const float *)e->in)[from] : floatX_to_float(((const floatX *)e->in)[from]);
+        if (e->options->fp32) ((float *)e->out)[to + i] = value;
+        else ((uint16_t *)e->out)[to + i] = bf16_from_float(value);
     }
 }
 
 static Slice slice_of(const Exporting *e, const HfTensor *t) {
     return (Slice){.tensor = e->model.gpt.whole[t->whole].name};
+}
+
+// Reads rows [row, row + rows), columns [column, column + columns) of the trainer's matrix into
+// e->in, and adds the adapters.
+static bool read_block(const Exporting *e, Slice slice, int64_t row, int64_t rows, int64_t column,
+                       int64_t columns, Error *err) {
+    if (!saved_weights_read(&e->weights, slice, e->in, err)) return false;
+    if (!e->adapters.value) return true;
+    float *wide = (float *)e->in;
+    for (int64_t i = rows * columns - 1; i >= 0 && !e->weights.fp32; i--)  // in place, so from the end
+        wide[i] = floatX_to_float(((const floatX *)e->in)[i]);
+    int a = adapters_of(&e->adapters, slice.tensor);
+    if (a >= 0) adapters_add(&e->adapters, a, row, rows, column, columns, wide);
+    return true;
 }
 
 // Reads rows [row, row + rows) of a Hugging Face tensor, which are contiguous ranges of the
@@ -171,7 +195,7 @@ static bool read_runs(const Exporting *e, const HfTensor *t, int64_t row, int64_
         Slice slice = slice_of(e, t);
         slice.lo = start * columns;
         slice.hi = (start + run) * columns;
-        if (!saved_weights_read(&e->weights, slice, e->in, err)) return false;
+        if (!read_block(e, slice, start, run, 0, columns, err)) return false;
         put(e, r * columns, 0, 1, run * columns);
     }
     return true;
@@ -182,7 +206,7 @@ static bool read_columns(const Exporting *e, const HfTensor *t, int64_t row, int
     Slice slice = slice_of(e, t);
     slice.columns = (Columns){row, rows};
     slice.hi = t->columns * rows;
-    if (!saved_weights_read(&e->weights, slice, e->in, err)) return false;
+    if (!read_block(e, slice, 0, t->columns, row, rows, err)) return false;
     for (int64_t c = 0; c < t->columns; c++) {
         int64_t start;
         hf_map_run(&e->map, t, c, &start);
@@ -243,7 +267,7 @@ static SafeWriter *open_part(const Exporting *e, int part, Error *err) {
                                  .elements = t->rows * columns_of(t),
                                  .columns = t->columns};
     }
-    char *name = part_name(e, part), *path = text_format("%s/%s", e->fresh, name);
+    char *name = part_name(e, part), *path = text_format("%s/%s", e->folder.fresh, name);
     SafeWriter *writer = safe_writer_open(path, list, n, "{\"format\":\"pt\"}", err);
     for (int i = 0; i < n; i++) free(list[i].name);
     free(list);
@@ -328,54 +352,36 @@ static bool write_small_files(Exporting *e, Error *err) {
         write_index(e, &text);
         hf_tokenizer_put(t, INDEX_NAME, &text);
     }
-    return hf_tokenizer_write(t, e->fresh, err);
+    return hf_tokenizer_write(t, e->folder.fresh, err);
 }
 
 // --- The folder ----------------------------------------------------------------------------------
 
-// Checks that the output folder does not exist or is empty.
-static bool check_output(const char *output, Error *err) {
-    DIR *folder = opendir(output);
-    if (!folder && errno == ENOENT) return true;
-    if (!folder) return durable_error(err, "make", output);
-    int entries = 0;
-    while (readdir(folder)) entries++;
-    closedir(folder);
-    if (entries <= 2) return true;  // "." and ".."
-    return usage_error(err, "%s exists and is not empty; choose a new folder", output);
-}
-
-// Creates the temporary folder ".NAME.tmp" next to the output, after deleting leftovers of a killed
-// export.
-static bool make_fresh(Exporting *e, char **parent, Error *err) {
-    char *copy = xstrdup(e->options->output), *again = xstrdup(e->options->output);
-    *parent = xstrdup(dirname(copy));
-    e->fresh = text_format("%s/.%s.tmp", *parent, basename(again));
-    free(copy);
-    free(again);
-    return durable_make_folders(*parent, err) && durable_remove_tree(e->fresh, err) &&
-           durable_make_folders(e->fresh, err);
-}
-
-static bool publish(const Exporting *e, const char *parent, Error *err) {
-    if (!durable_sync_folder(e->fresh, err)) return false;
-    if (rename(e->fresh, e->options->output) != 0) return durable_error(err, "rename to", e->options->output);
-    return durable_sync_folder(parent, err);
-}
-
 static bool write_folder(Exporting *e, Error *err) {
-    char *parent = NULL;
-    Error ignored;  // the first error is reported already
-    bool ok = make_fresh(e, &parent, err) && write_parts(e, err) && write_small_files(e, err) &&
-              publish(e, parent, err);
-    if (!ok) durable_remove_tree(e->fresh, &ignored);
-    free(parent);
+    bool ok = hf_folder_open(&e->folder, e->options->output, err) && write_parts(e, err) &&
+              write_small_files(e, err) && hf_folder_publish(&e->folder, err);
+    hf_folder_close(&e->folder, !ok);
+    return ok;
+}
+
+// Reads the adapters to merge. They must belong to a model of the same shape.
+static bool read_adapters(Exporting *e, HfReport *report, Error *err) {
+    const HfExport *o = e->options;
+    int64_t iteration;
+    if (!o->adapters) return true;
+    AdaptersChoice choice = {o->adapters, -1, o->fp32, o->weights, o->peers};
+    bool ok = adapters_open(&e->adapters, &choice, &iteration, err) &&
+              checkpoint_check_tensors(e->checkpoint, e->adapters.model.gpt.whole,
+                                       e->adapters.model.gpt.whole_tensors, err);
+    size_t used = strlen(report->notes);
+    snprintf(report->notes + used, sizeof report->notes - used, "%s", e->adapters.note);
     return ok;
 }
 
 static bool run(Exporting *e, HfReport *report, Error *err) {
-    if (!check_output(e->options->output, err) || !open_checkpoint(e, report, err) || !read_model(e, err) ||
-        !check_parameters(e, err) || !read_small_files(e, report, err))
+    if (!hf_folder_check(e->options->output, err) || !open_checkpoint(e, report, err) ||
+        !read_model(e, err) || !check_parameters(e, err) || !read_adapters(e, report, err) ||
+        !read_small_files(e, report, err))
         return false;
     add_note(report, e->weights.note);
     find_ids(e, report);
@@ -396,8 +402,8 @@ bool hf_export(const HfExport *options, HfReport *report, Error *err) {
     cJSON_Delete(e.ids);
     hf_map_free(&e.map);
     if (e.opened) imported_model_close(&e.model);
+    adapters_close(&e.adapters);
     free(e.part);
-    free(e.fresh);
     free(e.in);
     free(e.out);
     return ok;

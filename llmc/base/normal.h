@@ -89,3 +89,9 @@ HD_FN void normal_pair(Philox4 bits, double normal[2]) {
     normal[0] = f64_mul(radius, cosine);
     normal[1] = f64_mul(radius, sine);
 }
+
+// Computes two independent uniform numbers in [-1, 1) from 128 random bits.
+HD_FN void symmetric_pair(Philox4 bits, double drawn[2]) {
+    for (int i = 0; i < 2; i++)
+        drawn[i] = f64_sub(f64_mul(2.0, uniform53(bits.v[2 * i], bits.v[2 * i + 1])), 1.0);
+}

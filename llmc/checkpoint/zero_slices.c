@@ -85,13 +85,19 @@ static void *read_slice(const Checkpoint *checkpoint, Slice slice, Error *err) {
     return NULL;
 }
 
+void *checkpoint_read_tensor(const Checkpoint *checkpoint, const Tensor *tensor, SliceKind kind, int node,
+                             Error *err) {
+    Slice slice = slice_of_part(tensor, kind, 0, tensor_elements(tensor));
+    slice.node = node;
+    return read_slice(checkpoint, slice, err);
+}
+
 bool zero_restore_weights(Zero *zero, const Checkpoint *checkpoint, SliceKind kind, Error *err) {
     int count;
     const Tensor *tensors = zero_tensors(zero, &count);
     for (int i = 0; i < count; i++) {
-        Slice slice = slice_of_part(&tensors[i], kind, 0, tensor_elements(&tensors[i]));
-        slice.node = slice_kind_per_node(kind) ? zero_node(zero) : 0;
-        void *host = read_slice(checkpoint, slice, err);
+        int node = slice_kind_per_node(kind) ? zero_node(zero) : 0;
+        void *host = checkpoint_read_tensor(checkpoint, &tensors[i], kind, node, err);
         if (!host) return false;
         zero_put_weights(zero, i, host);
         free(host);

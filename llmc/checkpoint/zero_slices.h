@@ -8,6 +8,11 @@ LLMC_BEGIN
 // Column-parallel parts become a block of columns, row-parallel parts an offset range.
 Slice slice_of_part(const Tensor *tensor, SliceKind kind, int64_t lo, int64_t hi);
 
+// Reads this rank's part of a tensor: (tensor_elements) of the kind, to be freed by the caller.
+// Returns NULL with the error of checkpoint_read.
+void *checkpoint_read_tensor(const Checkpoint *checkpoint, const Tensor *tensor, SliceKind kind, int node,
+                             Error *err);
+
 // Slices saved by this rank: the weights of its shard and, if `optimizer`, master weights and
 // moments.
 typedef struct ZeroSlices {

@@ -164,6 +164,10 @@ typedef struct Config {
     bool rendezvous_serve;
     int min_replica_groups, max_replica_groups;
     double sync_grace_seconds;
+    // LoRA: lora_rank 0: off; see config_lora_targets
+    int lora_rank;
+    double lora_alpha, lora_dropout;
+    const char *lora_targets, *pretrained_checkpoint;
     // FP8 linear layers; see config_layer_in_fp8
     Fp8Format fp8_format;
     Fp8Recipe fp8_recipe;
@@ -284,6 +288,11 @@ bool config_same(const char *own_json, const char *first_json, Error *err);
 // (EXIT_CHECKPOINT): not a JSON object, or a model or schedule flag that differs.
 bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes,
                              Error *err);
+// Compares the arguments of the checkpoint that --pretrained-checkpoint names: only the model,
+// which must have no adapters. Errors as config_match_checkpoint.
+bool config_match_base(const Config *config, const char *saved_json, Error *err);
+// Returns --lora-rank of a checkpoint's arguments; 0: the checkpoint holds a whole model.
+int config_saved_lora_rank(const char *saved_json);
 // Returns true if a checkpoint's arguments have --optimizer muon. saved_json may be NULL.
 bool config_saved_with_muon(const char *saved_json);
 // Returns true if this run can use a checkpoint's error-feedback residual: the gradient transform,
@@ -304,6 +313,20 @@ int config_window(const Config *config, int layer);
 double config_visible_keys(const Config *config);
 // Checks the texts of both flags. Error: EXIT_USAGE.
 bool config_check_window(const Config *config, Error *err);
+
+// --- config_lora.c ---
+// The linear layers of a transformer layer, as bits.
+enum { LORA_QKV = 1 << 0, LORA_PROJ = 1 << 1, LORA_FC1 = 1 << 2, LORA_FC2 = 1 << 3, LORA_ALL = 15 };
+// Parses --lora-targets. *targets: LORA_* bits. Error (EXIT_USAGE): an unknown name, or a part of a
+// fused matrix without the others.
+bool config_lora_targets(const Config *config, int *targets, Error *err);
+// Returns the folder of the frozen model's checkpoint: --pretrained-checkpoint, or --load with
+// --finetune. NULL: none was given.
+const char *config_lora_base(const Config *config);
+// Returns the folder with the adapters to continue from; NULL: none, so adapters are initialized.
+const char *config_lora_adapters(const Config *config);
+// Checks what excludes LoRA. Error: EXIT_USAGE.
+bool config_check_lora(const Config *config, Error *err);
 
 // Columns per head that rotary embeddings rotate; 0 with learned positions. After config_finish.
 int config_rotary_columns(const Config *config);

@@ -438,6 +438,15 @@ static bool check_optimizer(const Parsed *p) {
     return obeys(p, rules, COUNT_OF(rules));
 }
 
+static bool check_lora(const Parsed *p) {
+    const Config *c = p->config;
+    if (!c->lora_rank) note_unused(p, "lora-", "--lora-rank");
+    if (!c->lora_rank && c->pretrained_checkpoint) {
+        return REFUSE("--pretrained-checkpoint needs --lora-rank N; add it, or use --load with --finetune");
+    }
+    return config_check_lora(c, p->err);
+}
+
 static bool check_checkpoints(const Parsed *p) {
     const Config *c = p->config;
     const Rule rules[] = {
@@ -536,6 +545,6 @@ bool config_check(const Config *config, const bool *given, char *notes, size_t n
     return check_required(p) && config_check_model(p) && config_check_tensor_parallel(p) &&
            config_check_pipeline(p) && check_local_steps(p) && check_replica_group(p) && check_length(p) &&
            check_schedule(p) && check_data_sources(p) && check_sft(p) && check_tokenizer(p) &&
-           check_quantization(p) && check_fp8(p) && check_optimizer(p) && check_checkpoints(p) &&
-           check_evaluation(p) && check_rest(p);
+           check_quantization(p) && check_fp8(p) && check_optimizer(p) && check_lora(p) &&
+           check_checkpoints(p) && check_evaluation(p) && check_rest(p);
 }

@@ -208,6 +208,38 @@ static bool match_model(const Config *config, const cJSON *saved, const cJSON *n
                       d.key, d.was, d.is);
 }
 
+static int saved_lora_rank(const cJSON *saved) {
+    int64_t rank = 0;
+    json_member_int64(saved, "lora_rank", 0, INT32_MAX, &rank);  // older checkpoints lack the key
+    return (int)rank;
+}
+
+// A checkpoint holds the adapters of a LoRA run, or a whole model.
+static bool match_adapters(const Config *config, const cJSON *saved, const cJSON *now, Error *err) {
+    static const char *const keys[] = {"lora_rank", "lora_alpha", "lora_targets"};
+    int was = saved_lora_rank(saved), is = config->lora_rank;
+    if (was && !is) {
+        return ckpt_error(err,
+                          "the checkpoint holds only LoRA adapters of rank %d; add --lora-rank %d and "
+                          "--pretrained-checkpoint, or --load a checkpoint of a whole model",
+                          was, was);
+    }
+    if (is && !was) {
+        return ckpt_error(err,
+                          "the checkpoint holds a whole model and no LoRA adapters; name it with "
+                          "--pretrained-checkpoint, and --load a folder of adapters or none");
+    }
+    for (size_t i = 0; is && i < sizeof keys / sizeof keys[0]; i++) {
+        Difference d;
+        snprintf(d.key, sizeof d.key, "%s", keys[i]);
+        if (!differs(saved, now, &d)) continue;
+        return ckpt_error(err,
+                          "the adapters were trained with %s %s, but this run has %s; use the same flags",
+                          d.key, d.was, d.is);
+    }
+    return true;
+}
+
 static bool match_schedule(Config *config, const cJSON *saved, const cJSON *now, Error *err) {
     if (config->override_opt_param_scheduler) return true;
     if (config->use_checkpoint_opt_param_scheduler) {
@@ -266,7 +298,7 @@ static bool in_fp8(const cJSON *arguments) {
 
 static bool match(Config *config, const cJSON *saved, const cJSON *now, char *notes, size_t notes_bytes,
                   Error *err) {
-    if (!match_model(config, saved, now, err)) return false;
+    if (!match_model(config, saved, now, err) || !match_adapters(config, saved, now, err)) return false;
     if (config->finetune) return true;
     if (!match_optimizer(config, saved, now, notes, notes_bytes, err)) return false;
     if (!match_schedule(config, saved, now, err)) return false;
@@ -278,6 +310,12 @@ static bool match(Config *config, const cJSON *saved, const cJSON *now, char *no
     return true;
 }
 
+static bool damaged_arguments(Error *err) {
+    return ckpt_error(err,
+                      "the arguments in the checkpoint are not a JSON object; the checkpoint is damaged: "
+                      "load another one");
+}
+
 bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes,
                              Error *err) {
     assert(config && saved_json);
@@ -285,14 +323,36 @@ bool config_match_checkpoint(Config *config, const char *saved_json, char *notes
     cJSON *saved = json_parse_object(saved_json, strlen(saved_json));
     cJSON *now = json_parse_object(now_json, strlen(now_json));
     if (saved) add_defaults(saved);
-    bool ok = saved && now ? match(config, saved, now, notes, notes_bytes, err)
-                           : ckpt_error(err,
-                                        "the arguments in the checkpoint are not a JSON object; the "
-                                        "checkpoint is damaged: load another one");
+    bool ok = saved && now ? match(config, saved, now, notes, notes_bytes, err) : damaged_arguments(err);
     cJSON_Delete(saved);
     cJSON_Delete(now);
     free(now_json);
     return ok;
+}
+
+bool config_match_base(const Config *config, const char *saved_json, Error *err) {
+    assert(config && saved_json);
+    char *now_json = config_to_json(config);
+    cJSON *saved = json_parse_object(saved_json, strlen(saved_json));
+    cJSON *now = json_parse_object(now_json, strlen(now_json));
+    bool ok = saved && now ? match_model(config, saved, now, err) : damaged_arguments(err);
+    if (ok && saved_lora_rank(saved)) {
+        ok = ckpt_error(err,
+                        "%s holds only LoRA adapters, but the frozen model is loaded from there; name a "
+                        "checkpoint of a whole model with --pretrained-checkpoint",
+                        config_lora_base(config));
+    }
+    cJSON_Delete(saved);
+    cJSON_Delete(now);
+    free(now_json);
+    return ok;
+}
+
+int config_saved_lora_rank(const char *saved_json) {
+    cJSON *saved = saved_json ? json_parse_object(saved_json, strlen(saved_json)) : NULL;
+    int rank = saved_lora_rank(saved);
+    cJSON_Delete(saved);
+    return rank;
 }
 
 bool config_saved_with_muon(const char *saved_json) {

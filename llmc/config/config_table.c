@@ -326,6 +326,20 @@ static const Option table[] = {
     REAL("sync-grace-seconds", FREE, sync_grace_seconds, "60", 0, 86400,
          "seconds that a sync with a quorum waits for the others"),
 
+    HEADING("LoRA"),
+    USED("lora-rank", LOADED, int, OPTION_INT, lora_rank, "0", .low = 0, .high = 1 << 12, .multiple = 8,
+         .value = "N",
+         .help = "freeze the model and train low-rank adapters of this rank, a multiple of 8; 0: train the "
+                 "model"),
+    SINGLE("lora-alpha", LOADED, lora_alpha, "8", OPTION_ABOVE_ZERO, 1e6,
+           "multiply the adapters' outputs by X / --lora-rank"),
+    SINGLE("lora-dropout", LOADED, lora_dropout, "0", 0, OPTION_BELOW_ONE, "dropout of the adapters' inputs"),
+    TEXT("lora-targets", LOADED, lora_targets, "all-linear", "NAME,...",
+         "matrices with adapters: all-linear, or query_key_value, dense, dense_h_to_4h, dense_4h_to_h, or "
+         "PEFT's names"),
+    TEXT("pretrained-checkpoint", PATH, pretrained_checkpoint, NULL, "FOLDER",
+         "checkpoints of the frozen model; --load then names checkpoints of adapters"),
+
     HEADING("FP8"),
     CHOICE("fp8-format", PRECISION, Fp8Format, fp8_format, "none", "none|e4m3|hybrid",
            "run the linear layers of transformer layers in FP8. hybrid: E4M3, and E5M2 for gradients of "

@@ -194,7 +194,7 @@ static void normalize_row_backward(const LayerNorm *a, int64_t row) {
         float dx = (g - mean_g - xhat * mean_g_xhat) * r;
         dresidual[c] = floatX_from_float(floatX_to_float(dresidual[c]) + dx);
     }
-    for (int c = 0; c < C; c++) {
+    for (int c = 0; a->dgamma && c < C; c++) {
         a->dgamma[c] += floatX_to_float(dy[c]) * ((floatX_to_float(x[c]) - m) * r);
     }
     for (int c = 0; a->dbeta && c < C; c++) a->dbeta[c] += floatX_to_float(dy[c]);
@@ -250,7 +250,7 @@ void op_head_norm_backward(Stream *s, const HeadNorm *a) {
         backward_means(&n, 0, &mean_g, &mean_g_xhat);
         for (int c = 0; c < a->HD; c++) {
             float dy = floatX_to_float(dx[c]), xhat = (floatX_to_float(n.x[c]) - mean) * rstd;
-            n.dgamma[c] += dy * xhat;
+            if (n.dgamma) n.dgamma[c] += dy * xhat;
             if (n.dbeta) n.dbeta[c] += dy;
             float g = dy * floatX_to_float(n.gamma[c]);
             dx[c] = floatX_from_float((g - mean_g - xhat * mean_g_xhat) * rstd);
@@ -316,8 +316,10 @@ static void linear_forward_row(const Linear *a) {
     linear_epilogue_row(a->y, a->pre, product, a->bias, a->OC);
 }
 
+static float linear_scale(const Linear *a) { return a->scale != 0.0f ? a->scale : 1.0f; }
+
 void op_linear_forward(Stream *s, const Linear *a) {
-    if (a->N == 1) {
+    if (a->N == 1 && !a->add && !a->scale) {
         linear_forward_row(a);
         return;
     }
@@ -330,7 +332,8 @@ void op_linear_forward(Stream *s, const Linear *a) {
         int64_t rows = min64(LINEAR_ROWS, a->N - row);
         show_progress(s);
         const float *x = widen(a->x + row * C, rows * C, x_buffer);  // (rows, C)
-        matmul_nt(rows, OC, C, 1.0f, x, w, 0.0f, product);
+        if (a->add) widen_copy(product, a->add + row * OC, rows * OC);
+        matmul_nt(rows, OC, C, linear_scale(a), x, w, a->add ? 1.0f : 0.0f, product);
         for (int64_t i = 0; i < rows; i++) {
             int64_t at = (row + i) * OC;
             linear_epilogue_row(a->y + at, a->pre ? a->pre + at : NULL, product + i * OC, a->bias, (int)OC);
@@ -367,10 +370,12 @@ void op_linear_backward(Stream *s, const Linear *a) {
         const float *dy = widen(a->dy + row * OC, rows * OC, dy_buffer);  // (rows, OC)
         if (a->dw) {
             const float *x = widen(a->x + row * C, rows * C, x_buffer);  // (rows, C)
-            matmul_tn(OC, C, rows, dy, x, a->overwrite && row == 0 ? 0.0f : 1.0f, a->dw);
+            float beta = a->overwrite && row == 0 ? 0.0f : 1.0f;
+            matmul_tn(OC, C, rows, linear_scale(a), dy, x, beta, a->dw);
         }
         if (!a->dx) continue;
-        matmul_nn(rows, C, OC, dy, w, 0.0f, dx);
+        if (a->dx_add) widen_copy(dx, a->dx_add + row * C, rows * C);
+        matmul_nn(rows, C, OC, linear_scale(a), dy, w, a->dx_add ? 1.0f : 0.0f, dx);
         linear_dx_epilogue(a, dx, row, rows);
     }
 }

@@ -122,7 +122,7 @@ static void head_forward(float *out, float *lse, const float *q, const float *k,
             attention_multipliers(keep, h, t);
             for (int key = begin; key <= t; key++) row[key - block.key_begin] *= keep[key - begin];
         }
-        matmul_nn(block.rows, HD, keys, scores, v + block.key_begin * HD, 0.0f, out + first * HD);
+        matmul_nn(block.rows, HD, keys, 1.0f, scores, v + block.key_begin * HD, 0.0f, out + first * HD);
     }
 }
 
@@ -214,9 +214,9 @@ static void head_backward(HeadGradient g, const float *lse, const AttentionHead 
             int64_t at = (int64_t)i * keys;
             softmax_backward_row(scores + at, dprobs + at, lse[first + i], h, block, first + i, keep);
         }
-        matmul_tn(keys, HD, block.rows, scores, g.dout + row_at, 1.0f, g.dv + key_at);
-        matmul_tn(keys, HD, block.rows, dprobs, g.q + row_at, 1.0f, g.dk + key_at);
-        matmul_nn(block.rows, HD, keys, dprobs, g.k + key_at, 0.0f, g.dq + row_at);
+        matmul_tn(keys, HD, block.rows, 1.0f, scores, g.dout + row_at, 1.0f, g.dv + key_at);
+        matmul_tn(keys, HD, block.rows, 1.0f, dprobs, g.q + row_at, 1.0f, g.dk + key_at);
+        matmul_nn(block.rows, HD, keys, 1.0f, dprobs, g.k + key_at, 0.0f, g.dq + row_at);
     }
     for (int64_t i = 0; i < h->T * HD; i++) g.dq[i] *= h->scale;
 }
@@ -297,7 +297,7 @@ static void cached_head(const CachedAttention *a, int head, const float *k, cons
         load_rows(q, queries + first * row, row, rows, a->HD);
         matmul_nt(rows, keys, HD, h.scale, q, k, 0.0f, scores);
         for (int i = 0; i < rows; i++) softmax_row(scores + (int64_t)i * keys, &h, block, block.first + i);
-        matmul_nn(rows, HD, keys, scores, v, 0.0f, out);
+        matmul_nn(rows, HD, keys, 1.0f, scores, v, 0.0f, out);
         store_rows(a->out + first * C + head * HD, C, out, rows, a->HD);
     }
 }

@@ -147,9 +147,10 @@ void op_head_gradients(Stream *s, const Head *a, int64_t row, int64_t rows) {
         dlogits_row(logits, a->rows, target_column(a, row + i), weight, scale);
     }
     const float *x = sizeof(floatX) == sizeof(float) ? (const float *)(const void *)(a->x + row * a->C) : m.x;
-    if (a->dwte) matmul_tn(a->rows, a->C, rows, m.logits, x, a->overwrite && row == 0 ? 0.0f : 1.0f, a->dwte);
+    float beta = a->overwrite && row == 0 ? 0.0f : 1.0f;
+    if (a->dwte) matmul_tn(a->rows, a->C, rows, 1.0f, m.logits, x, beta, a->dwte);
     if (!a->dx) return;
-    matmul_nn(rows, a->C, a->rows, m.logits, wide_wte(a, &m), 0.0f, m.dx);
+    matmul_nn(rows, a->C, a->rows, 1.0f, m.logits, wide_wte(a, &m), 0.0f, m.dx);
     narrow(a->dx + row * a->C, m.dx, rows * a->C);
 }
 

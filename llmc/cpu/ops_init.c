@@ -32,9 +32,11 @@ static void draw_pairs(float *values, const InitWeights *a, uint64_t pair, int p
     }
     for (int i = 0; i < pairs; i++) {
         Philox4 bits = {{words[0][i], words[1][i], words[2][i], words[3][i]}};
-        double normal[2];
-        normal_pair(bits, normal);
-        for (int e = 0; e < 2; e++) values[2 * i + e] = (float)f64_mul(a->std, normal[e]);
+        double drawn[2];
+        if (a->bound > 0) symmetric_pair(bits, drawn);
+        else normal_pair(bits, drawn);
+        for (int e = 0; e < 2; e++)
+            values[2 * i + e] = (float)f64_mul(a->bound > 0 ? a->bound : a->std, drawn[e]);
     }
 }
 
@@ -63,7 +65,7 @@ static void draw_range(void *drawing, int64_t lo, int64_t hi) {
 void op_init_weights(Stream *s, const InitWeights *a) {
     Drawing drawing = drawing_of(a);
     int64_t n = a->rows * a->columns;
-    if (a->std > 0) parallel_ranges(a->threads, 0, n, PIECE, draw_range, &drawing);
+    if (a->std > 0 || a->bound > 0) parallel_ranges(a->threads, 0, n, PIECE, draw_range, &drawing);
     else
         for (int64_t i = 0; i < n; i++) a->weights[i] = floatX_from_float(a->std < 0 ? 1.0f : 0.0f);
     show_progress(s);

@@ -36,6 +36,10 @@ static inline const float *widen(const floatX *x, int64_t n, float *buffer) {
     for (int64_t i = 0; i < n; i++) buffer[i] = floatX_to_float(x[i]);
     return buffer;
 }
+// Copies n values to fp32.
+static inline void widen_copy(float *y, const floatX *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) y[i] = floatX_to_float(x[i]);
+}
 static inline void narrow(floatX *y, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = floatX_from_float(x[i]);
 }
@@ -146,16 +150,16 @@ static inline void matmul_nt(int64_t m, int64_t n, int64_t k, float alpha, const
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)k, alpha, a, (int)k, b, (int)k,
                 beta, c, (int)n);
 }
-// For dx = dy w and p v: c (m, n) = a b + beta c, with a (m, k) and b (k, n).
-static inline void matmul_nn(int64_t m, int64_t n, int64_t k, const float *a, const float *b, float beta,
-                             float *c) {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)n, (int)k, 1.0f, a, (int)k, b, (int)n,
-                beta, c, (int)n);
+// For dx = dy w and p v: c (m, n) = alpha a b + beta c, with a (m, k) and b (k, n).
+static inline void matmul_nn(int64_t m, int64_t n, int64_t k, float alpha, const float *a, const float *b,
+                             float beta, float *c) {
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)n, (int)k, alpha, a, (int)k, b,
+                (int)n, beta, c, (int)n);
 }
-// For dw += dy^T x: c (m, n) = a^T b + beta c, with a (k, m) and b (k, n).
-static inline void matmul_tn(int64_t m, int64_t n, int64_t k, const float *a, const float *b, float beta,
-                             float *c) {
-    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)m, (int)n, (int)k, 1.0f, a, (int)m, b, (int)n,
+// For dw += dy^T x: c (m, n) = alpha a^T b + beta c, with a (k, m) and b (k, n).
+static inline void matmul_tn(int64_t m, int64_t n, int64_t k, float alpha, const float *a, const float *b,
+                             float beta, float *c) {
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)m, (int)n, (int)k, alpha, a, (int)m, b, (int)n,
                 beta, c, (int)n);
 }
 

@@ -32,7 +32,7 @@ static void iterate(const NewtonSchulz *a, NewtonSchulzStep step, Buffers *buffe
     int64_t rows = a->rows, columns = a->columns, m = min64(rows, columns);
     bool wide = rows <= columns;
     if (wide) matmul_nt(m, m, columns, 1.0f, buffer->x, buffer->x, 0.0f, buffer->gram);
-    else matmul_tn(m, m, rows, buffer->x, buffer->x, 0.0f, buffer->gram);
+    else matmul_tn(m, m, rows, 1.0f, buffer->x, buffer->x, 0.0f, buffer->gram);
     round_values(buffer->gram, m * m);
     const float *mix = buffer->gram;
     float scale = step.b;

@@ -13,18 +13,22 @@ struct Drawing {
     int64_t pairs;          // threads per run, at least its number of pairs
 };
 
-// Draws normal values, or writes ones if std is negative.
+// Draws normal or uniform values, or writes ones if std is negative.
 __global__ void __launch_bounds__(INIT_THREADS) init_weights_kernel(Drawing d) {
     for (int64_t i = (int64_t)blockIdx.x * INIT_THREADS + threadIdx.x; i < d.runs * d.pairs;
          i += (int64_t)gridDim.x * INIT_THREADS) {
         const int64_t run = i / d.pairs, first = d.first + run * d.stride;
         const int64_t pair = first / 2 + i % d.pairs;
-        double normal[2];
-        normal_pair(counter_bits(d.op.seed, PURPOSE_INIT, d.op.tensor, (uint64_t)pair), normal);
+        const bool uniform = d.op.bound > 0;
+        const Philox4 bits = counter_bits(d.op.seed, PURPOSE_INIT, d.op.tensor, (uint64_t)pair);
+        double drawn[2];
+        if (uniform) symmetric_pair(bits, drawn);
+        else normal_pair(bits, drawn);
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             const int64_t at = 2 * pair + e - first;
-            float value = d.op.std < 0 ? 1.0f : __double2float_rn(f64_mul(d.op.std, normal[e]));
+            const double factor = uniform ? d.op.bound : d.op.std;
+            float value = factor < 0 ? 1.0f : __double2float_rn(f64_mul(factor, drawn[e]));
             if (at >= 0 && at < d.run) d.op.weights[run * d.run + at] = floatX_from_float(value);
         }
     }
@@ -44,7 +48,7 @@ static Drawing drawing_of(const InitWeights *a) {
 void op_init_weights(Stream *s, const InitWeights *a) {
     const Drawing d = drawing_of(a);
     if (d.runs * d.run <= 0) return;
-    if (a->std == 0) {
+    if (a->std == 0 && !(a->bound > 0)) {
         set_zero(s, a->weights, (size_t)(d.runs * d.run) * sizeof *a->weights);
         return;
     }

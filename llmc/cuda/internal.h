@@ -108,7 +108,8 @@ typedef struct Gemm {
     bool accumulate;                 // d += product; only if fp32 is set
     int64_t m, n, k;
     GemmEpilogue epilogue;
-    // If add is not NULL: d = scale product + add_scale add, rounded once; add (m, n) is not d
+    // If add is not NULL: d = scale product + add_scale add, rounded once; add (m, n) is not d.
+    // Without add, scale 0 means 1.
     const floatX *add;
     float scale, add_scale;
     const floatX *bias;  // (n) for GEMM_BIAS*

@@ -402,7 +402,7 @@ __global__ void __launch_bounds__(PARTIALS_THREADS) norm_partials_kernel(NormBac
     const float total = partials_total(a.partials, blocks, columns, column);
     if (threadIdx.x >= WARP || column >= columns) return;
     const int parameter = PARAMETERS - a.sums + column / a.C, c = column % a.C;
-    if (parameter == 0) a.dgamma[c] += total;
+    if (parameter == 0 && a.dgamma) a.dgamma[c] += total;
     else if (parameter == 1 && a.dbeta) a.dbeta[c] += total;
     else if (parameter == 2 && a.branch_sum) a.branch_sum[c] = total;
 }

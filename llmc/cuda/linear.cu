@@ -319,7 +319,9 @@ static cublasStatus_t run_plan(Stream *stream, const Gemm *g, const GemmPlan *pl
     // Calls may overwrite the plan's pointers, because cuBLASLt reads them before it returns, and
     // only one host thread uses a device.
     set_pointers(device->site, plan->operation, g);
-    float scale = g->add ? g->scale : 1.0f, beta = g->add ? g->add_scale : g->accumulate ? 1.0f : 0.0f;
+    float scale = g->add || g->scale != 0 ? g->scale : 1.0f, beta = g->add          ? g->add_scale
+                                                                    : g->accumulate ? 1.0f
+                                                                                    : 0.0f;
     const void *added = g->add ? g->add : g->d;
     return cublasLtMatmul(linear_state(device)->handle, plan->operation, &scale, g->b, plan->a, g->a, plan->b,
                           &beta, added, plan->d, g->d, plan->d, &plan->algorithm, g->workspace,
@@ -524,18 +526,27 @@ size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC) {
 
 static float *partial_sums(void *workspace) { return (float *)((uint8_t *)workspace + GEMM_WORKSPACE_BYTES); }
 
+// Applies the linear's factor, and adds a summand of the result unless it is NULL.
+static void scale_and_add(Gemm *g, const Linear *a, const floatX *add) {
+    g->scale = a->scale != 0 ? a->scale : 1.0f;
+    g->add = add;
+    g->add_scale = 1.0f;
+}
+
 void op_linear_forward(Stream *s, const Linear *a) {
-    if (a->N == 1) {
+    if (a->N == 1 && !a->add && a->scale == 0) {
         linear_forward_row(s, a);
-        return;
-    }
-    if (a->pre && !a->bias) {  // cuBLASLt's GELU epilogue can only store its input if there is a bias
-        matmul_nt(s, a->pre, a->x, a->w, a->N, a->OC, a->C, a->workspace);
-        op_gelu_forward(s, a->y, a->pre, a->N * a->OC);
         return;
     }
     Gemm g = product(a->y, a->x, a->w, a->N, a->OC, a->C, a->workspace);
     g.transpose_b = true;
+    scale_and_add(&g, a, a->add);
+    if (a->pre && !a->bias) {  // cuBLASLt's GELU epilogue can only store its input if there is a bias
+        g.d = a->pre;
+        gemm(s, &g);
+        op_gelu_forward(s, a->y, a->pre, a->N * a->OC);
+        return;
+    }
     g.epilogue = a->pre ? GEMM_BIAS_GELU : a->bias ? GEMM_BIAS : GEMM_PLAIN;
     g.bias = a->bias;
     g.aux = a->pre;
@@ -545,6 +556,7 @@ void op_linear_forward(Stream *s, const Linear *a) {
 // Computes dx = dy w, multiplied by GELU'(x_pre), and adds its column sums to dpre_bias.
 static void dx_through_gelu(Stream *s, const Linear *a) {
     Gemm g = product(a->dx, a->dy, a->w, a->N, a->C, a->OC, a->workspace);
+    scale_and_add(&g, a, a->dx_add);
     g.epilogue = GEMM_DGELU;
     g.aux = (floatX *)a->x_pre;  // not written
     bool fused = table_row(stream_device(s), &g) != NULL;
@@ -557,10 +569,21 @@ static void dx_through_gelu(Stream *s, const Linear *a) {
 
 void op_linear_backward(Stream *s, const Linear *a) {
     if (a->N == 0) return;
-    if (a->dw) matmul_tn(s, a->dw, a->dy, a->x, a->OC, a->C, a->N, a->overwrite, a->workspace);
+    if (a->dw) {
+        Gemm g = product(a->dw, a->dy, a->x, a->OC, a->C, a->N, a->workspace);
+        g.transpose_a = g.fp32 = true;
+        g.accumulate = !a->overwrite;
+        scale_and_add(&g, a, NULL);
+        gemm(s, &g);
+    }
     if (!a->dx) return;
-    if (a->x_pre) dx_through_gelu(s, a);
-    else matmul_nn(s, a->dx, a->dy, a->w, a->N, a->C, a->OC, a->workspace);
+    if (a->x_pre) {
+        dx_through_gelu(s, a);
+        return;
+    }
+    Gemm g = product(a->dx, a->dy, a->w, a->N, a->C, a->OC, a->workspace);
+    scale_and_add(&g, a, a->dx_add);
+    gemm(s, &g);
 }
 
 void op_bias_gradient(Stream *s, float *dbias, const floatX *dy, const float *sum, int64_t N, int OC,

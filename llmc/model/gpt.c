@@ -14,9 +14,9 @@ int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which) {
     return place < 0 ? -1 : gpt->below + layer * gpt->layer_tensors + place;
 }
 
-bool gpt_has_words(const GPT *gpt) { return gpt->stage.embeds || gpt->stage.heads; }
+bool gpt_trains_words(const GPT *gpt) { return (gpt->stage.embeds || gpt->stage.heads) && !gpt->lora.rank; }
 
-int gpt_layer_unit(const GPT *gpt, int layer) { return layer + gpt_has_words(gpt); }
+int gpt_layer_unit(const GPT *gpt, int layer) { return layer + gpt_trains_words(gpt); }
 
 // Returns how Muon orthogonalizes a matrix of a layer.
 static MuonShape muon_shape(const GPT *gpt, const Config *config, int which, int64_t rows, int64_t columns) {
@@ -136,7 +136,8 @@ static void keep_part(GPT *gpt, const Tensor *whole, int unit, bool counted) {
     Tensor *part = &gpt->tensor[gpt->tensors++];
     *part = tensor_part(whole, gpt->mesh->tp.rank, gpt->mesh->tp.size);
     part->unit = unit;
-    part->chunk = unit < gpt_has_words(gpt) ? ANY_CHUNK : (unit - gpt_has_words(gpt)) / gpt->stage.layers;
+    bool words = gpt_trains_words(gpt);
+    part->chunk = unit < words ? ANY_CHUNK : (unit - words) / gpt->stage.layers;
     part->counted = part->counted && counted;
 }
 
@@ -227,6 +228,7 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     place_tensors(gpt);
     describe_whole(gpt, config);
     keep_own(gpt);
+    lora_describe(gpt, config);
 }
 
 Rows gpt_own_rows(const GPT *gpt, const Pass *pass) { return tp_rows(&gpt->tp, pass_rows(pass)); }
@@ -253,6 +255,7 @@ void gpt_free(GPT *gpt) {
     free(gpt->input);
     messages_free(gpt);
     free(gpt->fp8.weight);
+    lora_free(&gpt->lora);
     free(gpt->tensor);
     free(gpt->whole);
     free(gpt->window);

@@ -5,6 +5,7 @@
 //   gpt_memory.c       buffers in the memory plan
 //   gpt_init.c         startup, initial weights, batch upload
 //   transformer.c      forward and backward of the layers, LM head and loss
+//   lora.c, adapters.c frozen weights and adapters of LoRA (lora.h)
 //   fp8_linear.c       linear layers in FP8
 //   fp8_scaling.c      scales and histories of delayed scaling
 //   tensor_parallel.c  reductions and gathers of tensor and sequence parallelism
@@ -31,6 +32,7 @@
 #include "llmc/config/config.h"
 #include "llmc/data/loader.h"
 #include "llmc/log/timers.h"
+#include "llmc/model/lora.h"
 #include "llmc/model/pipeline_schedule.h"
 #include "llmc/ops_fp8.h"
 #include "llmc/ranks/peers.h"
@@ -318,7 +320,8 @@ typedef struct GPT {
     int layer_tensors;         // number of tensors per layer
     int whole_tensors;
     Tensor *whole;  // (whole_tensors) parameter table of the unsplit model
-    Zero *zero;     // owns weights and gradients
+    Lora lora;
+    Zero *zero;  // owns weights and gradients; with LoRA the adapters'
     Stream *stream;
     Timers *timers;
     // Device memory, reserved in the memory plan:
@@ -365,10 +368,18 @@ int gpt_layer_number(const GPT *gpt, int layer);
 int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which);
 // Returns the number of keys that a query of this rank's layer `layer` sees; 0: all.
 int gpt_window(const GPT *gpt, int layer);
-// Returns the ZeRO unit of a layer. On stages with word embeddings, unit 0 is the embeddings.
+// Returns the ZeRO unit of a layer. Unit 0 is the word embeddings if the stage trains them.
 int gpt_layer_unit(const GPT *gpt, int layer);
-// Returns true if this stage has the embeddings or the LM head.
-bool gpt_has_words(const GPT *gpt);
+// Returns true if this stage trains the embeddings or the LM head.
+bool gpt_trains_words(const GPT *gpt);
+// Return the weights and the gradient of gpt->tensor[tensor]. The gradient is NULL if the weights
+// are frozen.
+static inline floatX *gpt_weight(const GPT *gpt, int tensor) {
+    return gpt->lora.rank ? gpt->lora.frozen.weight[tensor] : zero_weight(gpt->zero, tensor);
+}
+static inline float *gpt_grad(const GPT *gpt, int tensor) {
+    return gpt->lora.rank ? NULL : zero_grad(gpt->zero, tensor);
+}
 
 // Fills in the sizes and the parameter table of this rank. Names and initial values of tensors do
 // not depend on how the model is split. Keeps a pointer to mesh. Free with gpt_free.

@@ -24,23 +24,33 @@ void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *tim
     for (int l = 0; gpt->cache && l <= gpt->stage.layers; l++) m->residual[l] = m->embedded;
 }
 
+// Draws this rank's part of a tensor. Values depend only on the seed, the tensor's index and the
+// element, so every rank draws the weights that it holds. before: number of tensors of other
+// tables, whose indices precede.
+static void init_tensor(const GPT *gpt, const Tensor *t, floatX *weights, int before, uint64_t seed,
+                        int threads) {
+    InitWeights init = {.weights = weights,
+                        .rows = t->local[0],
+                        .columns = t->local[1],
+                        .first_row = t->split == 0 ? t->offset : 0,
+                        .first_column = t->split == 1 ? t->offset : 0,
+                        .whole_columns = t->whole[1],
+                        .std = t->std,
+                        .bound = t->bound,
+                        .seed = seed,
+                        .tensor = (uint32_t)(t->number + before),
+                        .threads = threads};
+    op_init_weights(gpt->stream, &init);
+}
+
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     int threads = parallel_share(group);
-    // Values depend only on the seed, the tensor's index and the element, so every rank draws the
-    // weights that it holds.
     for (int i = 0; i < gpt->tensors; i++) {
-        const Tensor *t = &gpt->tensor[i];
-        InitWeights init = {.weights = zero_weight(gpt->zero, i),
-                            .rows = t->local[0],
-                            .columns = t->local[1],
-                            .first_row = t->split == 0 ? t->offset : 0,
-                            .first_column = t->split == 1 ? t->offset : 0,
-                            .whole_columns = t->whole[1],
-                            .std = t->std,
-                            .seed = seed,
-                            .tensor = (uint32_t)t->number,
-                            .threads = threads};
-        op_init_weights(gpt->stream, &init);
+        init_tensor(gpt, &gpt->tensor[i], gpt_weight(gpt, i), 0, seed, threads);
+        if (!gpt->lora.rank) zero_keep_weights(gpt->zero, i);
+    }
+    for (int i = 0; i < gpt->lora.tensors; i++) {
+        init_tensor(gpt, &gpt->lora.tensor[i], zero_weight(gpt->zero, i), gpt->whole_tensors, seed, threads);
         zero_keep_weights(gpt->zero, i);
     }
     stream_synchronize(gpt->stream);  // other streams may read the weights

@@ -160,6 +160,7 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
     for (int i = 0; i < gpt->slots; i++) reserve_slot(gpt, &gpt->slot[i], plan);
     reserve_shared(gpt, plan, true);
     fp8_reserve(gpt, plan);
+    lora_reserve(gpt, plan);
     for (int i = 0; i < gpt->slots; i++) {
         MicroBatch *m = &gpt->slot[i];
         size_t embedded = gpt->stage.embeds ? bytes : 0;
@@ -210,7 +211,8 @@ Zero *gpt_plan(GPT *gpt, const Config *config, const Mesh *mesh, MemoryPlan *mem
     GPT own = {0}, *g = gpt ? gpt : &own;
     Zero *zero = NULL;
     gpt_describe(g, config, mesh);
-    if (gpt_check(g, err)) zero = zero_plan(config, mesh, g->tensor, g->tensors, memory_plan, err);
+    Parameters trained = gpt_trained(g);
+    if (gpt_check(g, err)) zero = zero_plan(config, mesh, trained.tensor, trained.tensors, memory_plan, err);
     if (zero) gpt_reserve(g, memory_plan);
     if (!gpt) gpt_free(&own);
     return zero;

@@ -26,7 +26,7 @@ static void last_logits(GPT *gpt, const Pass *pass, int used, floatX *logits) {
                      .C = gpt->C,
                      .OC = rows,
                      .x = x + (int64_t)(used - 1) * gpt->C,
-                     .w = zero_weight(gpt->zero, gpt->output),
+                     .w = gpt_weight(gpt, gpt->output),
                      .y = gpt->logits + (int64_t)gpt->mesh->tp.rank * rows,
                      .workspace = gpt->workspace,
                      .threads = gpt->threads};

@@ -11,7 +11,7 @@ static int64_t words_at_a_time(const GPT *gpt) { return (int64_t)(gpt->dwide_byt
 
 static void send_head_words(const GPT *gpt) {
     int64_t n = tensor_elements(&gpt->tensor[GPT_WTE]), most = words_at_a_time(gpt);
-    float *words = zero_grad(gpt->zero, GPT_WTE);
+    float *words = gpt_grad(gpt, GPT_WTE);
     for (int64_t at = 0; at < n; at += most) {
         int64_t count = n - at < most ? n - at : most;
         link_send(gpt->pipeline.words_to_first, words + at, (size_t)count * sizeof(float), gpt->stream);
@@ -20,7 +20,7 @@ static void send_head_words(const GPT *gpt) {
 
 void gpt_add_head_words(const GPT *gpt) {
     int64_t n = tensor_elements(&gpt->tensor[GPT_WTE]), most = words_at_a_time(gpt);
-    float *words = zero_grad(gpt->zero, GPT_WTE), *parts = (float *)(void *)gpt->dwide;
+    float *words = gpt_grad(gpt, GPT_WTE), *parts = (float *)(void *)gpt->dwide;
     for (int64_t at = 0; at < n; at += most) {
         int64_t count = n - at < most ? n - at : most;
         size_t bytes = (size_t)count * sizeof(float);
@@ -33,7 +33,7 @@ void gpt_add_head_words(const GPT *gpt) {
 
 void gpt_exchange_words(const GPT *gpt) {
     const Pipeline *pipeline = &gpt->pipeline;
-    float *words = zero_grad(gpt->zero, GPT_WTE);
+    float *words = gpt_grad(gpt, GPT_WTE);
     size_t bytes = (size_t)tensor_elements(&gpt->tensor[GPT_WTE]) * sizeof(float);
     if (!gpt->stage.heads) {
         link_send(pipeline->words_to_last, words, bytes, gpt->stream);

@@ -27,11 +27,11 @@
 // Return the weight, or the gradient, of a layer's tensor; NULL if the model has no such tensor.
 static const floatX *weight(const GPT *gpt, int l, enum LayerTensor which) {
     int tensor = gpt_layer_tensor(gpt, l, which);
-    return tensor < 0 ? NULL : zero_weight(gpt->zero, tensor);
+    return tensor < 0 ? NULL : gpt_weight(gpt, tensor);
 }
 static float *grad(const GPT *gpt, int l, enum LayerTensor which) {
     int tensor = gpt_layer_tensor(gpt, l, which);
-    return tensor < 0 ? NULL : zero_grad(gpt->zero, tensor);
+    return tensor < 0 ? NULL : gpt_grad(gpt, tensor);
 }
 static const MicroBatch *slot_of(const GPT *gpt, const Pass *p) { return &gpt->slot[p->slot]; }
 static LayerActs *layer_acts(const GPT *gpt, const Pass *p, int l) {
@@ -48,6 +48,11 @@ static void wait_for_layer(const GPT *gpt, const Pass *p, int l, bool backward) 
     int next = backward ? l - 1 : l + 1;
     bool more = next >= gpt_first_layer(gpt, p) && next < gpt_end_layer(gpt, p);
     zero_weights_wait(gpt->zero, gpt_layer_unit(gpt, l), more ? gpt_layer_unit(gpt, next) : -1, backward);
+}
+
+// Waits for the embeddings and the LM head, unless they are frozen. next: unit to prefetch, or -1.
+static void wait_for_words(const GPT *gpt, int next) {
+    if (gpt_trains_words(gpt)) zero_weights_wait(gpt->zero, 0, next, false);
 }
 
 static Dropout dropout_at(const GPT *gpt, const Pass *p, int l, int where) {
@@ -68,13 +73,13 @@ static Embedding embedding_of(const GPT *gpt, const Pass *p) {
                    .tokens = m->tokens,
                    .positions = m->positions,
                    .dropout = dropout_at(gpt, p, 0, DROPOUT_EMBEDDING),
-                   .wte = zero_weight(gpt->zero, GPT_WTE),
+                   .wte = gpt_weight(gpt, GPT_WTE),
                    .x = m->residual[0],
                    .dx = dresidual_of(gpt, p),
-                   .dwte = zero_grad(gpt->zero, GPT_WTE)};
+                   .dwte = gpt_grad(gpt, GPT_WTE)};
     if (!gpt->P) return e;
-    e.wpe = zero_weight(gpt->zero, GPT_WPE);
-    e.dwpe = zero_grad(gpt->zero, GPT_WPE);
+    e.wpe = gpt_weight(gpt, GPT_WPE);
+    e.dwpe = gpt_grad(gpt, GPT_WPE);
     return e;
 }
 
@@ -294,8 +299,10 @@ static const floatX *gather(const GPT *gpt, const Pass *p, const floatX *own) {
 }
 
 static void linear_forward(const GPT *gpt, const Pass *p, int l, LayerLinear which, const Linear *a) {
-    if (fp8_layer(gpt, p, l)) fp8_linear_forward(gpt, p, l, which, a);
-    else op_linear_forward(gpt->stream, a);
+    Linear linear = *a;
+    lora_forward(gpt, p, l, which, &linear);
+    if (fp8_layer(gpt, p, l)) fp8_linear_forward(gpt, p, l, which, &linear);
+    else op_linear_forward(gpt->stream, &linear);
 }
 
 // Runs a row-parallel linear (projection, fc2). Every rank computes a partial sum over its input
@@ -381,7 +388,7 @@ void gpt_forward(GPT *gpt, const Pass *p) {
     if (gpt_embeds(gpt, p)) m->residual[0] = m->embedded;
     LayerNorm final = first_norm(gpt, p, gpt_end_layer(gpt, p));
     if (gpt_embeds(gpt, p)) {
-        zero_weights_wait(gpt->zero, 0, gpt_layer_unit(gpt, gpt_first_layer(gpt, p)), false);
+        wait_for_words(gpt, gpt_layer_unit(gpt, gpt_first_layer(gpt, p)));
         embed(gpt, p);
     }
     for (int l = gpt_first_layer(gpt, p); l < gpt_end_layer(gpt, p); l++) {
@@ -417,20 +424,20 @@ void gpt_head(GPT *gpt, const Pass *p) {
     if (!gpt_heads(gpt, p)) return;
     const Tensor *words = &gpt->tensor[gpt->output];
     const MicroBatch *m = slot_of(gpt, p);
-    zero_weights_wait(gpt->zero, 0, -1, false);
+    wait_for_words(gpt, -1);
     Head h = {.N = pass_rows(p),
               .C = gpt->C,
               .first_row = (int)words->offset,
               .rows = (int)words->local[0],
               .x = gather(gpt, p, gpt->lnf.y),
-              .wte = zero_weight(gpt->zero, gpt->output),
+              .wte = gpt_weight(gpt, gpt->output),
               .targets = m->targets,
               .loss_mask = p->has_loss_mask ? m->loss_mask : NULL,
               .loss_scale = p->loss_scale,
               .losses = gpt->losses,
               .loss_sum = zero_loss_sum(gpt->zero),
               .dx = p->backward ? gpt->dx : NULL,
-              .dwte = p->backward ? zero_grad(gpt->zero, gpt->output) : NULL,
+              .dwte = p->backward ? gpt_grad(gpt, gpt->output) : NULL,
               .overwrite = p->first,
               .workspace = gpt->workspace,
               .report_scale = p->report_scale};
@@ -445,7 +452,7 @@ void gpt_head(GPT *gpt, const Pass *p) {
 // absmax: accumulates the absolute maximum of dy, or NULL.
 static void bias_backward(const GPT *gpt, int l, enum LayerTensor bias, const Linear *a, const float *sum,
                           uint32_t *absmax) {
-    if (gpt_layer_tensor(gpt, l, bias) < 0) return;
+    if (!grad(gpt, l, bias)) return;
     op_bias_gradient(gpt->stream, grad(gpt, l, bias), a->dy, sum, a->N, a->OC, gpt->workspace, absmax);
 }
 
@@ -457,8 +464,10 @@ static void norm_backward(const GPT *gpt, const Pass *p, int l, LayerLinear whic
 }
 
 static void linear_backward(const GPT *gpt, const Pass *p, int l, LayerLinear which, const Linear *a) {
-    if (fp8_layer(gpt, p, l)) fp8_linear_backward(gpt, p, l, which, a);
-    else op_linear_backward(gpt->stream, a);
+    Linear linear = *a;
+    lora_backward(gpt, p, l, which, &linear);
+    if (fp8_layer(gpt, p, l)) fp8_linear_backward(gpt, p, l, which, &linear);
+    else op_linear_backward(gpt->stream, &linear);
 }
 
 // Backward pass of a row-parallel linear. Without tensor parallelism, the norm's backward pass has
@@ -540,12 +549,11 @@ static void layer_backward(GPT *gpt, int l, const Pass *p) {
 }
 
 // Sums a gradient over the tensor-parallel ranks, each of which has partial sums over its own rows
-// or heads. No-op if the model has no such tensor.
+// or heads. No-op if the model has no such tensor, or it is frozen.
 static void reduce_gradient(const GPT *gpt, int l, enum LayerTensor which) {
-    int tensor = gpt_layer_tensor(gpt, l, which);
-    if (tensor < 0) return;
-    tp_sum(&gpt->tp, zero_grad(gpt->zero, tensor), tensor_elements(&gpt->tensor[tensor]), gpt->dwide,
-           gpt->dwide_bytes);
+    float *sums = grad(gpt, l, which);
+    int64_t n = sums ? tensor_elements(&gpt->tensor[gpt_layer_tensor(gpt, l, which)]) : 0;
+    if (sums) tp_sum(&gpt->tp, sums, n, gpt->dwide, gpt->dwide_bytes);
 }
 // The same for a norm's weight and bias.
 static void reduce_norm_gradients(const GPT *gpt, int l, enum LayerTensor weight) {
@@ -602,11 +610,11 @@ void gpt_backward(GPT *gpt, const Pass *p) {
         if (p->last || !zero_grads_accumulate(gpt->zero, gpt_layer_unit(gpt, l)))
             finish_layer_gradients(gpt, l, p);
     }
-    if (gpt_embeds(gpt, p)) embedding_backward(gpt, p);
+    if (gpt_embeds(gpt, p) && gpt_trains_words(gpt)) embedding_backward(gpt, p);
 }
 
 void gpt_end_backward(GPT *gpt) {
-    if (gpt_has_words(gpt)) {
+    if (gpt_trains_words(gpt)) {
         if (gpt->tied) gpt_exchange_words(gpt);
         zero_reduce_unit(gpt->zero, 0, true);
     }

@@ -200,6 +200,12 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     return true;
 }
 
+// Returns the folder with this run's parameters; NULL: they are initialized.
+static const char *load_folder(const Run *run) {
+    const Config *c = &run->config;
+    return c->lora_rank ? config_lora_adapters(c) : c->load;
+}
+
 // Handles a --load folder without checkpoints.
 static Loaded nothing_to_load(Run *run) {
     log_line(run->log,
@@ -215,7 +221,7 @@ static Loaded nothing_to_load(Run *run) {
 // Opens the checkpoint of *iteration, or the newest valid one before it unless --ckpt-step chose
 // it, and restores the run from it.
 static bool open_and_restore(Run *run, int64_t *iteration, Peers world) {
-    const char *load = run->config.load;
+    const char *load = load_folder(run);
     char fallback[1400];
     log_line(run->log, " loading checkpoint from %s at iteration %lld", load, (long long)*iteration);
     timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
@@ -239,20 +245,21 @@ Loaded load_checkpoint(Run *run) {
     run->site.phase = "load checkpoint";
     run->last.beta1_power = run->last.beta2_power = 1.0;
     run->resumed_from = -1;
-    if (!c->load) return LOAD_FRESH;
+    const char *load = load_folder(run);
+    if (!load) return LOAD_FRESH;
     // Rank 0 decides for all ranks.
     char lost[1400] = "";
     int64_t iteration = c->ckpt_step;
     if (run->launch.rank == 0 && c->ckpt_step < 0)
-        iteration = checkpoint_find(c->load, lost, sizeof lost, &run->error);
+        iteration = checkpoint_find(load, lost, sizeof lost, &run->error);
     if (!run_agreed(run, iteration != CHECKPOINT_UNREADABLE)) return LOAD_FAILED;
     peers_broadcast(world, &iteration, sizeof iteration, 0);
     peers_broadcast(world, lost, sizeof lost, 0);
     if (iteration == NO_CHECKPOINT) return nothing_to_load(run);
     if (*lost) log_line(run->log, "%s", lost);
-    if (!run_agreed(run, same_checkpoint(c->load, iteration, world, &run->error))) return LOAD_FAILED;
+    if (!run_agreed(run, same_checkpoint(load, iteration, world, &run->error))) return LOAD_FAILED;
     if (!open_and_restore(run, &iteration, world)) return LOAD_FAILED;
-    if (!c->save || c->finetune || !save_folder_same(c->save, c->load)) return LOAD_RESTORED;
+    if (!c->save || c->finetune || !save_folder_same(c->save, load)) return LOAD_RESTORED;
     run->resumed_from = iteration;
     run->last_saved = run->iteration;
     return LOAD_RESTORED;

@@ -187,11 +187,17 @@ bool advance_save(Run *run, bool to_the_end);
 bool save_surviving_groups(Run *run);
 // Compares replicated weights across ranks and repairs differences. Returns false if that fails.
 bool replicas_sound(Run *run);
-// Loads the checkpoint that the tracker file in --load names, as in Megatron-LM. Returns LOAD_FRESH
+// Loads the checkpoint that the tracker file in --load names, as in Megatron-LM. With LoRA, that is
+// a checkpoint of adapters, and there is none if --load names the frozen model. Returns LOAD_FRESH
 // if the folder has no tracker file and no checkpoints; the caller then initializes the weights. So
 // the same command line can start and resume a run.
 typedef enum Loaded { LOAD_FAILED, LOAD_FRESH, LOAD_RESTORED } Loaded;
 Loaded load_checkpoint(Run *run);
+
+// --- load_base.c ---------------------------------------------------------------------------------
+
+// Loads the frozen model of a LoRA run from the folder of config_lora_base.
+bool load_base(Run *run);
 
 // --- surviving_groups.c --------------------------------------------------------------------------
 

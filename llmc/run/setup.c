@@ -191,15 +191,24 @@ void run_look_at_data(Run *run) {
 
 // --- the startup sequence ------------------------------------------------------------------------
 
+// LoRA needs a model to freeze.
+static bool has_base(Run *run) {
+    const Config *c = &run->config;
+    if (!c->lora_rank || c->plan || config_lora_base(c)) return true;
+    return usage_error(&run->error,
+                       "--lora-rank needs the model to freeze; name its checkpoints with "
+                       "--pretrained-checkpoint FOLDER, or with --load FOLDER --finetune");
+}
+
 bool plan_run(Run *run, GPT *gpt) {
     assert(!run->zero && gpt);
     const Config *c = &run->config;
     if (!run_place(run)) return false;
     if (config_only_checks_data(c)) return true;
     run->zero = gpt_plan(gpt, c, &run->mesh, &run->memory_plan, &run->error);
-    run->whole = gpt->whole;
-    run->whole_count = gpt->whole_tensors;
-    return run->zero && elastic_plan(run);
+    run->whole = gpt_trained(gpt).whole;
+    run->whole_count = gpt_trained(gpt).whole_tensors;
+    return run->zero && has_base(run) && elastic_plan(run);
 }
 
 void gpt_connect(GPT *gpt, Run *run) {
@@ -217,9 +226,9 @@ void draw_weights(Run *run, GPT *gpt) {
 // Loads the weights from a checkpoint or initializes them.
 static bool fill_weights(Run *run, GPT *gpt) {
     Loaded loaded = load_checkpoint(run);
-    if (loaded != LOAD_FRESH) return loaded == LOAD_RESTORED;
-    draw_weights(run, gpt);
-    return true;
+    if (loaded == LOAD_FAILED) return false;
+    if (loaded == LOAD_FRESH) draw_weights(run, gpt);
+    return !run->config.lora_rank || load_base(run);
 }
 
 bool start_run(Run *run, GPT *gpt) {

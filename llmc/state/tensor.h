@@ -30,6 +30,7 @@ typedef struct Tensor {
     int chunk;         // model chunk of the pipeline stage that uses it; ANY_CHUNK: more than one
     MuonShape muon;    // of this rank's part
     double std;        // initial N(0, std); 0: zeros; -1: ones
+    double bound;      // > 0: initial U(-bound, bound) instead
     bool counted;      // the elements count in this rank's norms and number of parameters. True on exactly
                        // one of the ranks that hold the same elements
 } Tensor;

@@ -56,7 +56,7 @@ static void case_init(Dump *d, int64_t n, double std) {
     Lab *lab = &d->lab;
     snprintf(d->scope, sizeof d->scope, "init_%lld_std%g", (long long)n, std);
     floatX *weights = poisoned_x(lab, n + 2);
-    InitWeights all = {weights + 1, n, 1, 0, 0, 1, std, 0x123456789ull, 42, 2};
+    InitWeights all = {weights + 1, n, 1, 0, 0, 1, std, 0x123456789ull, 42, 2, 0};
     op_init_weights(lab->stream, &all);
     dump_x(d, "weights", weights, n + 2, 'e');
     release(lab, (void *[]){weights, NULL});
@@ -68,7 +68,8 @@ static void case_init_part(Dump *d, int64_t first_row, int64_t rows, int64_t fir
     snprintf(d->scope, sizeof d->scope, "init_part_%lldx%lld_from_%lld_%lld", (long long)rows,
              (long long)columns, (long long)first_row, (long long)first_column);
     floatX *weights = poisoned_x(lab, rows * columns + 1);
-    InitWeights part = {weights, rows, columns, first_row, first_column, 1001, 0.02, 0x123456789ull, 42, 2};
+    InitWeights part = {weights,        rows, columns, first_row, first_column, 1001, 0.02,
+                        0x123456789ull, 42,   2,       0};
     op_init_weights(lab->stream, &part);
     dump_x(d, "weights", weights, rows * columns + 1, 'e');
     release(lab, (void *[]){weights, NULL});

@@ -90,7 +90,7 @@ static void test_weights(Checks *c, Device *device, Stream *stream) {
         double std = stds[i % 4];
         memset(host, 0xEE, (size_t)(n + 2) * sizeof *host);
         copy_to_device(stream, weights, host, (size_t)(n + 2) * sizeof *host);
-        const InitWeights all = {weights + 1, n, 1, 0, 0, 1, std, SEED, STREAM, 1};
+        const InitWeights all = {weights + 1, n, 1, 0, 0, 1, std, SEED, STREAM, 1, 0};
         op_init_weights(stream, &all);
         copy_to_host(stream, host, weights, (size_t)(n + 2) * sizeof *host);
         stream_synchronize(stream);
@@ -120,8 +120,9 @@ static void test_parts(Checks *c, Device *device, Stream *stream) {
         const int64_t rows = box[i].rows, columns = box[i].columns, n = rows * columns;
         memset(host, 0xEE, (MOST + 2) * sizeof *host);
         copy_to_device(stream, weights, host, (MOST + 2) * sizeof *host);
-        const InitWeights part = {weights + 1, rows, columns, box[i].first_row, box[i].first_column,
-                                  COLUMNS,     0.02, SEED,    STREAM,           1};
+        const InitWeights part = {
+            weights + 1, rows, columns, box[i].first_row, box[i].first_column, COLUMNS, 0.02, SEED,
+            STREAM,      1,    0};
         op_init_weights(stream, &part);
         copy_to_host(stream, host, weights, (MOST + 2) * sizeof *host);
         stream_synchronize(stream);

@@ -66,11 +66,8 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
     b->compute = stream_create(b->device, "compute");
     lanes_open(&b->lanes, b->device, false);
     b->timers = timers_create(b->device, 0);
-    gpt_describe(&b->gpt, &b->config, &b->mesh);
-    b->zero = zero_plan(&b->config, &b->mesh, b->gpt.tensor, b->gpt.tensors, &b->memory_plan, &err);
-    ok = b->zero != NULL;
-    gpt_reserve(&b->gpt, &b->memory_plan);
-    ok = ok && memory_plan_allocate(&b->memory_plan, b->device, 1, &err);
+    b->zero = gpt_plan(&b->gpt, &b->config, &b->mesh, &b->memory_plan, &err);
+    ok = b->zero && memory_plan_allocate(&b->memory_plan, b->device, 1, &err);
     if (!ok) fprintf(stderr, "bench: %s\n", err.what);
     zero_start(b->zero, b->device, b->compute, &b->lanes, b->timers);
     gpt_start(&b->gpt, b->zero, b->device, b->compute, b->timers);

@@ -180,7 +180,7 @@ static void weights_are_the_stream(void **state) {
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         for (int threads = 1; threads <= 3; threads += 2) {
             memset(weights, 0xFF, sizeof weights);
-            InitWeights all = {weights, sizes[i], 1, 0, 0, 1, 0.02, 77, 5, threads};
+            InitWeights all = {weights, sizes[i], 1, 0, 0, 1, 0.02, 77, 5, threads, 0};
             op_init_weights(NULL, &all);
             for (int j = 0; j < sizes[i]; j++) {
                 floatX expected = floatX_from_float((float)(0.02 * number(77, 5, (uint64_t)j)));
@@ -201,12 +201,13 @@ static void parts_have_the_numbers_of_the_whole(void **state) {
                {0, ROWS, 0, 501},     {0, ROWS, 501, 502}, {0, ROWS, 1002, 1},   {7, 13, 129, 257},
                {8, 12, 128, 256},     {5, 1, 9, 1}};
     static floatX whole[MOST], part[MOST + 1];
-    InitWeights all = {whole, ROWS, COLUMNS, 0, 0, COLUMNS, 0.02, 77, 5, 1};
+    InitWeights all = {whole, ROWS, COLUMNS, 0, 0, COLUMNS, 0.02, 77, 5, 1, 0};
     op_init_weights(NULL, &all);
     for (size_t i = 0; i < 2 * sizeof box / sizeof box[0]; i++) {
         int64_t rows = box[i / 2].rows, columns = box[i / 2].columns;
-        InitWeights cut = {part, rows, columns, box[i / 2].first_row, box[i / 2].first_column, COLUMNS,
-                           0.02, 77,   5,       i % 2 ? 3 : 1};
+        InitWeights cut = {
+            part, rows,          columns, box[i / 2].first_row, box[i / 2].first_column, COLUMNS, 0.02, 77,
+            5,    i % 2 ? 3 : 1, 0};
         memset(part, 0xFF, sizeof part);
         op_init_weights(NULL, &cut);
         for (int64_t r = 0; r < rows; r++) {
@@ -222,7 +223,7 @@ static void constants(void **state) {
     floatX weights[10];
     for (int ones = 0; ones < 2; ones++) {
         memset(weights, 0xFF, sizeof weights);
-        InitWeights nine = {weights, 3, 3, 1, 2, 7, ones ? -1.0 : 0.0, 77, 5, 2};
+        InitWeights nine = {weights, 3, 3, 1, 2, 7, ones ? -1.0 : 0.0, 77, 5, 2, 0};
         op_init_weights(NULL, &nine);
         for (int i = 0; i < 9; i++) assert_true(floatX_to_float(weights[i]) == (float)ones);
         assert_true(isnan(floatX_to_float(weights[9])));
