@@ -87,6 +87,40 @@ typedef struct InitWeights {
 } InitWeights;
 void op_init_weights(Stream *s, const InitWeights *a);
 
+// Formats of frozen matrices (QLoRA, arXiv 2305.14314). Groups of FROZEN_GROUP consecutive elements
+// share a scale, their largest absolute value, divided by 127 for int8.
+typedef enum FrozenFormat { FROZEN_BF16, FROZEN_INT8, FROZEN_NF4 } FrozenFormat;
+enum { FROZEN_GROUP = 64, NF4_LEVELS = 16 };
+// Bytes of n codes. NF4 has two per byte, the even element in the high bits.
+static inline int64_t frozen_code_bytes(FrozenFormat format, int64_t n) {
+    return format == FROZEN_INT8 ? n : format == FROZEN_NF4 ? ceil_div64(n, 2) : 0;
+}
+static inline int64_t frozen_scales(FrozenFormat format, int64_t n) {
+    return format == FROZEN_BF16 ? 0 : ceil_div64(n, FROZEN_GROUP);
+}
+// The levels of NF4: quantiles of the normal distribution, divided by the largest.
+HD_FN float nf4_level(int code) {
+    const float levels[NF4_LEVELS] = {-1.0f,         -0.696192801f, -0.525073051f, -0.394917488f,
+                                      -0.284441382f, -0.184773430f, -0.091050036f, 0.0f,
+                                      0.079580300f,  0.160930201f,  0.246112302f,  0.337915242f,
+                                      0.440709829f,  0.562617004f,  0.722956836f,  1.0f};
+    return levels[code];
+}
+// Returns element i before the multiplication by its scale.
+HD_FN float frozen_value(FrozenFormat format, const uint8_t *codes, int64_t i) {
+    if (format == FROZEN_INT8) return (float)(int8_t)codes[i];
+    return nf4_level(i % 2 ? codes[i / 2] & 15 : codes[i / 2] >> 4);
+}
+// w = codes times scales, rounded once.
+typedef struct Dequantize {
+    int64_t n;
+    FrozenFormat format;   // not FROZEN_BF16
+    const uint8_t *codes;  // (frozen_code_bytes)
+    const floatX *scales;  // (frozen_scales)
+    floatX *w;             // (n) out
+} Dequantize;
+void op_dequantize(Stream *s, const Dequantize *a);
+
 // Token and position embedding: x = dropout(wte[token] + wpe[position]). Dropout element: t * C +
 // c. wpe NULL: no learned positions.
 //

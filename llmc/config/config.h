@@ -40,6 +40,7 @@ typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT, WEIGHT_LOSSLESS } 
 // Codec between nodes: uniform levels with a scale per group | EDEN
 typedef enum GradientMethod { GRADIENT_UNIFORM, GRADIENT_EDEN } GradientMethod;
 // Formats of FP8 linear layers: off | E4M3 | E4M3, and E5M2 for gradients of activations
+typedef enum LoraBaseFormat { LORA_BASE_BF16, LORA_BASE_INT8, LORA_BASE_NF4 } LoraBaseFormat;
 typedef enum Fp8Format { FP8_FORMAT_NONE, FP8_FORMAT_E4M3, FP8_FORMAT_HYBRID } Fp8Format;
 typedef enum Fp8Recipe { FP8_TENSORWISE, FP8_DELAYED, FP8_BLOCKWISE } Fp8Recipe;
 typedef enum Fp8AmaxAlgo { FP8_MOST_RECENT, FP8_MAX } Fp8AmaxAlgo;
@@ -168,6 +169,7 @@ typedef struct Config {
     int lora_rank;
     double lora_alpha, lora_dropout;
     const char *lora_targets, *pretrained_checkpoint;
+    LoraBaseFormat lora_base_format;
     // FP8 linear layers; see config_layer_in_fp8
     Fp8Format fp8_format;
     Fp8Recipe fp8_recipe;

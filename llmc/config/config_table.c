@@ -337,6 +337,8 @@ static const Option table[] = {
     TEXT("lora-targets", LOADED, lora_targets, "all-linear", "NAME,...",
          "matrices with adapters: all-linear, or query_key_value, dense, dense_h_to_4h, dense_4h_to_h, or "
          "PEFT's names"),
+    CHOICE("lora-base-format", PRECISION, LoraBaseFormat, lora_base_format, "bf16", "bf16|int8|nf4",
+           "format of the frozen matrices of the layers. nf4: 4 bits, as in QLoRA"),
     TEXT("pretrained-checkpoint", PATH, pretrained_checkpoint, NULL, "FOLDER",
          "checkpoints of the frozen model; --load then names checkpoints of adapters"),
 

@@ -10,6 +10,8 @@
 _Static_assert(LORA_QKV == 1 << LINEAR_QKV && LORA_PROJ == 1 << LINEAR_PROJ && LORA_FC1 == 1 << LINEAR_FC1 &&
                    LORA_FC2 == 1 << LINEAR_FC2,
                "bit i of the targets is linear i");
+_Static_assert((int)FROZEN_INT8 == (int)LORA_BASE_INT8 && (int)FROZEN_NF4 == (int)LORA_BASE_NF4,
+               "the flag's choices are the formats");
 _Static_assert(LORA_LINEARS == (int)LAYER_LINEARS, "lora.h precedes LayerLinear");
 
 static bool has_adapter(const GPT *gpt, int which) { return gpt->lora.targets >> which & 1; }
@@ -78,6 +80,7 @@ void lora_describe(GPT *gpt, const Config *config) {
     (void)ok;
     lora->scale = (float)(config->lora_alpha / lora->rank);
     lora->dropout = (float)config->lora_dropout;
+    lora->frozen.format = (FrozenFormat)config->lora_base_format;
     for (int which = 0; which < LAYER_LINEARS; which++) {
         lora->place[which] = lora->layer_tensors;
         lora->layer_tensors += 2 * has_adapter(gpt, which);
@@ -100,18 +103,12 @@ void lora_reserve(GPT *gpt, MemoryPlan *plan) {
     int widest = gpt->FC1 > gpt->QKV ? gpt->FC1 : gpt->QKV;
     size_t N = (size_t)gpt->B * (size_t)gpt->T, row = (size_t)(widest > gpt->C ? widest : gpt->C);
     size_t low = N * (size_t)lora->rank * sizeof(floatX), wide = N * row * sizeof(floatX);
-    frozen_reserve(&gpt->lora.frozen, gpt->tensor, gpt->tensors, plan);
+    frozen_reserve(&lora->frozen, lora->frozen.format, gpt->tensor, gpt->tensors, gpt->below, plan);
     memory_plan_reserve(plan, "scratch", "LoRA, inputs after dropout", lora->dropout > 0 ? wide : 0,
                         (void **)&lora->input);
     memory_plan_reserve(plan, "scratch", "LoRA, low-rank activations", low, (void **)&lora->low);
     memory_plan_reserve(plan, "scratch", "LoRA, low-rank activations", low, (void **)&lora->dlow);
     memory_plan_reserve(plan, "scratch", "LoRA, outputs of adapters", wide, (void **)&lora->sum);
-}
-
-void lora_put_frozen(GPT *gpt, int tensor, const void *host) {
-    size_t bytes = (size_t)tensor_elements(&gpt->tensor[tensor]) * sizeof(floatX);
-    copy_to_device(gpt->stream, gpt->lora.frozen.weight[tensor], host, bytes);
-    stream_synchronize(gpt->stream);
 }
 
 // --- passes --------------------------------------------------------------------------------------
@@ -167,6 +164,8 @@ static Adapter adapter_of(const GPT *gpt, const Pass *p, int l, int which, const
 }
 
 void lora_forward(const GPT *gpt, const Pass *p, int l, int which, Linear *linear) {
+    if (!gpt->lora.rank) return;
+    frozen_use(&gpt->lora.frozen, gpt_layer_tensor(gpt, l, matrix_of(which)), gpt->stream);
     if (!has_adapter(gpt, which)) return;
     Adapter adapter = adapter_of(gpt, p, l, which, linear);
     adapter.b.y = gpt->lora.sum;
@@ -178,6 +177,8 @@ void lora_forward(const GPT *gpt, const Pass *p, int l, int which, Linear *linea
 // Computes `low` again, which takes a small part of the time of dx, so that no layer has to save
 // it.
 void lora_backward(const GPT *gpt, const Pass *p, int l, int which, Linear *linear) {
+    if (!gpt->lora.rank) return;
+    frozen_use(&gpt->lora.frozen, gpt_layer_tensor(gpt, l, matrix_of(which)), gpt->stream);
     if (!has_adapter(gpt, which)) return;
     const Lora *lora = &gpt->lora;
     int tensor = l * lora->layer_tensors + lora->place[which];

@@ -122,6 +122,7 @@ int gpt_window(const GPT *gpt, int layer) { return gpt->window[gpt_layer_number(
 static void describe_whole(GPT *gpt, const Config *config) {
     int layers = config->num_layers;
     double std = config->init_method_std;
+    place_tensors(gpt);
     gpt->whole = xcalloc((size_t)(5 + layers * LAYER_TENSORS), sizeof(Tensor), "the parameter table");
     add_tensor(gpt, "embedding.word_embeddings.weight", gpt->V, gpt->C, 0, 0, std);
     if (gpt->P) add_tensor(gpt, "embedding.position_embeddings.weight", gpt->P, gpt->C, -1, 0, std);
@@ -225,7 +226,6 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->tp.format = tp_format(config);
     fp8_describe(gpt, config);
     messages_describe(gpt, config);
-    place_tensors(gpt);
     describe_whole(gpt, config);
     keep_own(gpt);
     lora_describe(gpt, config);

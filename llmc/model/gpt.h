@@ -372,10 +372,9 @@ int gpt_window(const GPT *gpt, int layer);
 int gpt_layer_unit(const GPT *gpt, int layer);
 // Returns true if this stage trains the embeddings or the LM head.
 bool gpt_trains_words(const GPT *gpt);
-// Return the weights and the gradient of gpt->tensor[tensor]. The gradient is NULL if the weights
-// are frozen.
+// Return weights and gradient of gpt->tensor[tensor]. The gradient of frozen weights is NULL.
 static inline floatX *gpt_weight(const GPT *gpt, int tensor) {
-    return gpt->lora.rank ? gpt->lora.frozen.weight[tensor] : zero_weight(gpt->zero, tensor);
+    return gpt->lora.rank ? frozen_weight(&gpt->lora.frozen, tensor) : zero_weight(gpt->zero, tensor);
 }
 static inline float *gpt_grad(const GPT *gpt, int tensor) {
     return gpt->lora.rank ? NULL : zero_grad(gpt->zero, tensor);

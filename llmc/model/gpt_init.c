@@ -43,11 +43,24 @@ static void init_tensor(const GPT *gpt, const Tensor *t, floatX *weights, int be
     op_init_weights(gpt->stream, &init);
 }
 
+// Quantizes a frozen tensor that has been drawn.
+static void freeze_tensor(const GPT *gpt, int tensor) {
+    const Frozen *frozen = &gpt->lora.frozen;
+    if (!frozen->tensor[tensor].quantized) return;
+    size_t bytes = (size_t)frozen->tensor[tensor].elements * sizeof(floatX);
+    floatX *host = xmalloc(bytes, "a frozen matrix");
+    copy_to_host(gpt->stream, host, frozen->matrix, bytes);
+    stream_synchronize(gpt->stream);
+    frozen_put(frozen, tensor, host, gpt->stream);
+    free(host);
+}
+
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     int threads = parallel_share(group);
     for (int i = 0; i < gpt->tensors; i++) {
         init_tensor(gpt, &gpt->tensor[i], gpt_weight(gpt, i), 0, seed, threads);
-        if (!gpt->lora.rank) zero_keep_weights(gpt->zero, i);
+        if (gpt->lora.rank) freeze_tensor(gpt, i);
+        else zero_keep_weights(gpt->zero, i);
     }
     for (int i = 0; i < gpt->lora.tensors; i++) {
         init_tensor(gpt, &gpt->lora.tensor[i], zero_weight(gpt->zero, i), gpt->whole_tensors, seed, threads);

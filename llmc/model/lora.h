@@ -22,13 +22,36 @@ LLMC_BEGIN
 struct GPT;
 struct Pass;
 
-// The frozen weights.
+// The frozen weights. With --lora-base-format int8 or nf4, the matrices of the layers are
+// quantized, and each is dequantized before a GEMM reads it.
+typedef struct FrozenTensor {
+    bool quantized;
+    int64_t elements;
+    floatX *weight;  // device memory, unless quantized
+    uint8_t *codes;  // device memory, if quantized
+    floatX *scales;
+} FrozenTensor;
 typedef struct Frozen {
-    floatX **weight;  // (tensors of the GPT) device memory; NULL without LoRA
+    FrozenFormat format;
+    int tensors;
+    FrozenTensor *tensor;  // (tensors) of gpt->tensor; NULL without LoRA
+    floatX *matrix;        // device memory: the quantized matrix in use
 } Frozen;
-// Reserves the weights in the memory plan.
-void frozen_reserve(Frozen *frozen, const Tensor *tensors, int count, MemoryPlan *plan);
+// Reserves the weights in the memory plan. Matrices from tensor `first` on are quantized.
+void frozen_reserve(Frozen *frozen, FrozenFormat format, const Tensor *tensors, int count, int first,
+                    MemoryPlan *plan);
 void frozen_free(Frozen *frozen);
+// Copies a tensor from host memory, and quantizes it. Blocks until done.
+void frozen_put(const Frozen *frozen, int tensor, const floatX *host, Stream *stream);
+// Returns the weights of a tensor. A quantized matrix is valid from frozen_use to the next call.
+static inline floatX *frozen_weight(const Frozen *frozen, int tensor) {
+    const FrozenTensor *t = &frozen->tensor[tensor];
+    return t->quantized ? frozen->matrix : t->weight;
+}
+// Dequantizes a tensor if it is quantized.
+void frozen_use(const Frozen *frozen, int tensor, Stream *stream);
+// Quantizes n values, rounded to the nearest code. NaN or infinity in a group makes the group NaN.
+void frozen_quantize(FrozenFormat format, const floatX *values, int64_t n, uint8_t *codes, floatX *scales);
 
 enum { LORA_LINEARS = 4 };  // LAYER_LINEARS
 
@@ -60,11 +83,8 @@ void lora_describe(struct GPT *gpt, const Config *config);
 // Reserves frozen weights and scratch buffers.
 void lora_reserve(struct GPT *gpt, MemoryPlan *plan);
 void lora_free(Lora *lora);
-// Copies a tensor of gpt->tensor to the frozen weights. host: (tensor_elements) floatX. Blocks
-// until done.
-void lora_put_frozen(struct GPT *gpt, int tensor, const void *host);
 // Computes the adapter's part of the output of linear `which` (LayerLinear) of layer l, which
-// op_linear_forward then adds: sets a->add.
+// op_linear_forward then adds: sets a->add. Also makes the frozen matrix ready, as lora_backward.
 void lora_forward(const struct GPT *gpt, const struct Pass *pass, int l, int which, Linear *a);
 // Computes the adapter's gradients and its part of dx: sets a->dx_add. a->x must be the linear's
 // input.

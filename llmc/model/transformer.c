@@ -50,11 +50,6 @@ static void wait_for_layer(const GPT *gpt, const Pass *p, int l, bool backward) 
     zero_weights_wait(gpt->zero, gpt_layer_unit(gpt, l), more ? gpt_layer_unit(gpt, next) : -1, backward);
 }
 
-// Waits for the embeddings and the LM head, unless they are frozen. next: unit to prefetch, or -1.
-static void wait_for_words(const GPT *gpt, int next) {
-    if (gpt_trains_words(gpt)) zero_weights_wait(gpt->zero, 0, next, false);
-}
-
 static Dropout dropout_at(const GPT *gpt, const Pass *p, int l, int where) {
     float rate = where == DROPOUT_ATTENTION ? gpt->attention_dropout : gpt->hidden_dropout;
     Dropout d = {p->training ? rate : 0.0f, gpt->seed, (uint32_t)(gpt_layer_number(gpt, l) * 4 + where),
@@ -388,7 +383,7 @@ void gpt_forward(GPT *gpt, const Pass *p) {
     if (gpt_embeds(gpt, p)) m->residual[0] = m->embedded;
     LayerNorm final = first_norm(gpt, p, gpt_end_layer(gpt, p));
     if (gpt_embeds(gpt, p)) {
-        wait_for_words(gpt, gpt_layer_unit(gpt, gpt_first_layer(gpt, p)));
+        zero_weights_wait(gpt->zero, 0, gpt_layer_unit(gpt, gpt_first_layer(gpt, p)), false);
         embed(gpt, p);
     }
     for (int l = gpt_first_layer(gpt, p); l < gpt_end_layer(gpt, p); l++) {
@@ -424,7 +419,7 @@ void gpt_head(GPT *gpt, const Pass *p) {
     if (!gpt_heads(gpt, p)) return;
     const Tensor *words = &gpt->tensor[gpt->output];
     const MicroBatch *m = slot_of(gpt, p);
-    wait_for_words(gpt, -1);
+    zero_weights_wait(gpt->zero, 0, -1, false);
     Head h = {.N = pass_rows(p),
               .C = gpt->C,
               .first_row = (int)words->offset,

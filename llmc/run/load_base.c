@@ -15,7 +15,7 @@ static bool read_base(Run *run, const Checkpoint *checkpoint) {
     for (int i = 0; i < gpt->tensors; i++) {
         void *host = checkpoint_read_tensor(checkpoint, &gpt->tensor[i], SLICE_WEIGHT, 0, err);
         if (!host) return false;
-        lora_put_frozen(gpt, i, host);
+        frozen_put(&gpt->lora.frozen, i, host, gpt->stream);
         free(host);
     }
     return true;

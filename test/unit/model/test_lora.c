@@ -215,7 +215,7 @@ static void test_step_trains_only_adapters(void **state) {
     for (int t = 0; t < b.gpt.tensors; t++) {
         size_t bytes = (size_t)bench_numel(&b, t) * sizeof(floatX);
         before[t] = malloc(bytes);
-        memcpy(before[t], b.gpt.lora.frozen.weight[t], bytes);
+        memcpy(before[t], frozen_weight(&b.gpt.lora.frozen, t), bytes);
         assert_null(gpt_grad(&b.gpt, t));
     }
     bench_pass(&b, 1.0f / N, true, true, true);
@@ -227,7 +227,7 @@ static void test_step_trains_only_adapters(void **state) {
     for (int t = 0; t < adapters; t++)
         assert_true(floatX_to_float(zero_weight(b.zero, t)[1]) != floatX_to_float(first[t]));
     for (int t = 0; t < b.gpt.tensors; t++) {
-        assert_memory_equal(before[t], b.gpt.lora.frozen.weight[t],
+        assert_memory_equal(before[t], frozen_weight(&b.gpt.lora.frozen, t),
                             (size_t)bench_numel(&b, t) * sizeof(floatX));
         free(before[t]);
     }
@@ -277,6 +277,114 @@ static void test_finite_differences(void **state) {
     }
 }
 
+// --- --lora-base-format --------------------------------------------------------------------------
+
+// Returns x with Phi(x) = p.
+static double normal_quantile(double p) {
+    double low = -10, high = 10;
+    for (int i = 0; i < 200; i++) {
+        double middle = (low + high) / 2;
+        if (0.5 * erfc(-middle / sqrt(2)) < p) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+// QLoRA's formula: quantiles at even distances from an offset to 1/2, 8 positive and 7 negative
+// ones, divided by the largest.
+static void test_nf4_levels(void **state) {
+    const double offset = 0.9677083, largest = normal_quantile(offset);
+    for (int i = 0; i < 8; i++) {
+        double positive = normal_quantile(offset + (0.5 - offset) * (7 - i) / 8) / largest,
+               negative = -normal_quantile(offset + (0.5 - offset) * i / 7) / largest;
+        assert_true(fabs(nf4_level(8 + i) - positive) < 1e-6);
+        assert_true(fabs(nf4_level(i) - negative) < 1e-6);
+    }
+}
+
+enum { GROUPS = 3, VALUES = GROUPS * FROZEN_GROUP - 10 };  // the last group is not full
+
+static void round_trip(FrozenFormat format, const floatX *values, uint8_t *codes, floatX *scales,
+                       floatX *out) {
+    frozen_quantize(format, values, VALUES, codes, scales);
+    op_dequantize(NULL, &(Dequantize){VALUES, format, codes, scales, out});
+}
+
+// Every value becomes the nearest multiple of its group's scale.
+static void test_values_are_rounded_to_nearest(void **state) {
+    floatX values[VALUES], out[VALUES], scales[GROUPS];
+    uint8_t codes[VALUES];
+    for (int format = FROZEN_INT8; format <= FROZEN_NF4; format++) {
+        for (int i = 0; i < VALUES; i++)
+            values[i] = floatX_from_float((float)sin(i * 7.0 + 1) * (float)(1 + i / FROZEN_GROUP));
+        round_trip((FrozenFormat)format, values, codes, scales, out);
+        for (int i = 0; i < VALUES; i++) {
+            double scale = floatX_to_float(scales[i / FROZEN_GROUP]), best = INFINITY;
+            double value = floatX_to_float(values[i]);
+            for (int code = -127; code <= 127; code++)
+                best = fmin(best, fabs(value - code * scale) + (format == FROZEN_NF4 ? INFINITY : 0));
+            for (int code = 0; code < NF4_LEVELS && format == FROZEN_NF4; code++)
+                best = fmin(best, fabs(value - nf4_level(code) * scale));
+            if (!(fabs(value - floatX_to_float(out[i])) <= best + 0.004 * fabs(value)))
+                fail_msg("format %d: %g became %g, scale %g", format, value, floatX_to_float(out[i]), scale);
+        }
+    }
+}
+
+// Codes that can be represented are kept. NF4 has the even element in the high bits.
+static void test_codes(void **state) {
+    floatX values[VALUES], out[VALUES], scales[GROUPS];
+    uint8_t codes[VALUES];
+    for (int i = 0; i < VALUES; i++) values[i] = floatX_from_float((float)(i % FROZEN_GROUP * 4 - 127));
+    round_trip(FROZEN_INT8, values, codes, scales, out);
+    for (int i = 0; i < VALUES; i++) assert_int_equal((int8_t)codes[i], i % FROZEN_GROUP * 4 - 127);
+    assert_memory_equal(values, out, sizeof values);
+    for (int i = 0; i < VALUES; i++) values[i] = floatX_from_float(nf4_level(i % NF4_LEVELS));
+    round_trip(FROZEN_NF4, values, codes, scales, out);
+    for (int i = 0; i < VALUES / 2; i++) assert_int_equal(codes[i], (2 * i % 16) << 4 | (2 * i % 16 + 1));
+    assert_memory_equal(values, out, sizeof values);
+    values[70] = floatX_from_float(NAN);  // only its group becomes NaN
+    round_trip(FROZEN_NF4, values, codes, scales, out);
+    for (int i = 0; i < VALUES; i++)
+        assert_int_equal(isnan(floatX_to_float(out[i])) != 0, i / FROZEN_GROUP == 1);
+    memset(values, 0, sizeof values);
+    round_trip(FROZEN_INT8, values, codes, scales, out);
+    assert_memory_equal(values, out, sizeof values);
+}
+
+// A quantized model computes with its dequantized weights: a bf16 model with these weights has the
+// same losses and gradients.
+static void test_quantized_base_equals_dequantized(void **state) {
+    static const char *const quantized_flags[][7] = {{"--lora-rank", "8", "--lora-alpha", "4",
+                                                      "--lora-base-format", "int8"},
+                                                     {"--lora-rank", "8", "--lora-alpha", "4",
+                                                      "--lora-base-format", "nf4"}};
+    for (int i = 0; i < 2 * FAMILIES; i++) {
+        Bench quantized, plain;
+        open_model(&quantized, i / 2, quantized_flags[i % 2]);
+        open_model(&plain, i / 2, lora_flags);
+        fill_b(&quantized);
+        fill_b(&plain);
+        int changed = 0;
+        for (int t = 0; t < plain.gpt.tensors; t++) {
+            size_t bytes = (size_t)bench_numel(&plain, t) * sizeof(floatX);
+            frozen_use(&quantized.gpt.lora.frozen, t, quantized.compute);
+            changed += memcmp(gpt_weight(&plain.gpt, t), gpt_weight(&quantized.gpt, t), bytes) != 0;
+            memcpy(gpt_weight(&plain.gpt, t), gpt_weight(&quantized.gpt, t), bytes);
+        }
+        assert_int_equal(changed, 2 * LAYER_LINEARS);
+        bench_pass(&quantized, 1.0f / N, true, true, true);
+        bench_pass(&plain, 1.0f / N, true, true, true);
+        assert_memory_equal(quantized.gpt.losses, plain.gpt.losses, N * sizeof(float));
+        float *ours = gradients_of(&quantized), *wanted = gradients_of(&plain);
+        assert_memory_equal(ours, wanted, (size_t)plain.zero->base.layout.arena_elements * sizeof(float));
+        free(ours);
+        free(wanted);
+        bench_close(&plain);
+        bench_close(&quantized);
+    }
+}
+
 static void test_targets(void **state) {
     static const struct {
         const char *list;
@@ -306,6 +414,10 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_targets),
         cmocka_unit_test(test_initial_adapters),
+        cmocka_unit_test(test_nf4_levels),
+        cmocka_unit_test(test_values_are_rounded_to_nearest),
+        cmocka_unit_test(test_codes),
+        cmocka_unit_test(test_quantized_base_equals_dequantized),
         cmocka_unit_test(test_start_equals_base),
         cmocka_unit_test(test_gradients_follow_from_merged_model),
         cmocka_unit_test(test_full_recompute_is_bit_exact),
