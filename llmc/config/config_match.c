@@ -335,6 +335,7 @@ bool config_match_base(const Config *config, const char *saved_json, Error *err)
     char *now_json = config_to_json(config);
     cJSON *saved = json_parse_object(saved_json, strlen(saved_json));
     cJSON *now = json_parse_object(now_json, strlen(now_json));
+    if (saved) add_defaults(saved);
     bool ok = saved && now ? match_model(config, saved, now, err) : damaged_arguments(err);
     if (ok && saved_lora_rank(saved)) {
         ok = ckpt_error(err,

@@ -29,16 +29,16 @@ start_equals_base() {
 }
 check "the start equals the frozen model" start_equals_base
 
-# learns NAME NP FLAGS...: the loss falls, and replicas stay equal.
+# learns NAME NP FLAGS...: the validation loss falls, and replicas stay equal.
 learns() {
     local name=$1 np=$2
     shift 2
-    logged "$name" "$np" "${lora[@]}" --train-iters 16 --lr 2e-2 --verify-replicas-interval 4 \
-        --save-interval 8 --save "$work/$name" "$@" || return 1
+    logged "$name" "$np" "${lora[@]}" --train-iters 16 --lr 5e-3 --verify-replicas-interval 4 \
+        --eval-interval 16 --eval-iters 4 --save-interval 8 --save "$work/$name" "$@" || return 1
     ! grep -q '"kind":"repair"' "$work/$name.jsonl" || { why="replicas were repaired"; return 1; }
-    awk -v a="$(mean_loss "$name" 1 4)" -v b="$(mean_loss "$name" 13 16)" \
-        'BEGIN { exit !(a > 0 && b > 0 && b < a - 0.05) }' ||
-        { why="loss $(mean_loss "$name" 1 4) to $(mean_loss "$name" 13 16)"; return 1; }
+    awk -v a="$(loss_at lora.eval valid)" -v b="$(loss_at "$name" valid)" \
+        'BEGIN { exit !(a > 0 && b > 0 && b < a - 0.04) }' ||
+        { why="loss $(loss_at lora.eval valid) to $(loss_at "$name" valid)"; return 1; }
 }
 two_nodes=(2 --gpus-per-node 1 --emulate-nodes)
 four=(4 --gpus-per-node 2 --emulate-nodes)
@@ -52,14 +52,36 @@ check "two pipeline stages, optimizer on the CPU" learns pipeline 2 --pipeline-m
     --optimizer-cpu-offload
 check "full recomputation, some matrices" learns some 1 --recompute-granularity full \
     --lora-targets query_key_value,dense_4h_to_h
+check "NF4" learns nf4 1 --lora-base-format nf4
+check "int8, two pipeline stages" learns int8 2 --lora-base-format int8 --pipeline-model-parallel-size 2
+near_bf16() { # quantization changes the first loss a little
+    local a b c
+    a=$(field one loss | sed -n 's/^1 //p') b=$(field int8 loss | sed -n 's/^1 //p')
+    c=$(field nf4 loss | sed -n 's/^1 //p')
+    awk -v a="$a" -v b="$b" -v c="$c" 'BEGIN { d = b / a - 1; e = c / a - 1
+        exit !(d != 0 && e != 0 && d * d < 1e-5 && e * e < 1e-3) }' ||
+        { why="first losses $a in bf16, $b in int8, $c in nf4"; return 1; }
+}
+check "quantized models start near bf16" near_bf16
+fits_24_gb() { # a Llama with 7B parameters
+    ranks 1 --plan --plan-world-size 1 --num-layers 32 --hidden-size 4096 --ffn-hidden-size 11008 \
+        --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 --swiglu \
+        --normalization RMSNorm --position-embedding-type rope --disable-bias-linear \
+        --untie-embeddings-and-output-weights --tokenizer-type NullTokenizer --vocab-size 31999 --bf16 \
+        --use-distributed-optimizer --mock-data --lr 1e-4 --train-iters 10 --micro-batch-size 1 \
+        --global-batch-size 8 --recompute-granularity full --lora-rank 16 --lora-base-format nf4 ||
+        { say "--plan failed"; return 1; }
+    awk '$1 == "total" { exit !($2 > 3e9 && $2 < 24e9) }' "$work/out" || { why=$(grep total "$work/out"); return 1; }
+}
+check "7B with NF4 fits into 24 GB" fits_24_gb
 same_loss_as_one() { same_loss one no_shard 1; }
 check "one and two ranks start with the same loss" same_loss_as_one
 pipeline_matches() { same_loss one pipeline 1; }
 check "the pipeline starts with the same loss" pipeline_matches
 
 resumed() {
-    local run=("${four[@]}" "${paper[@]}" "${lora[@]}" --train-iters 16 --lr 2e-2 --verify-replicas-interval 4
-        --save-interval 8 --save "$work/again")
+    local run=("${four[@]}" "${paper[@]}" "${lora[@]}" --train-iters 16 --lr 5e-3 --verify-replicas-interval 4
+        --eval-interval 16 --eval-iters 4 --save-interval 8 --save "$work/again")
     logged again "${run[@]}" --exit-interval 8 && logged rest "${run[@]}" --load "$work/again" &&
         same_training paper rest 8 && same_shards "$work/paper" "$work/again" 16 4
 }
