@@ -101,7 +101,7 @@ static bool check(const Settings *s, Error *err) {
 }
 
 static bool export_folder(const Settings *s, Peers peers, Error *err) {
-    HfReport report;
+    HfReport report = {.files = 0};
     HfExport options = {.load = s->load,
                         .iteration = s->step,
                         .output = s->to_peft ? s->to_peft : s->to_hf,

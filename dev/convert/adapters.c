@@ -63,11 +63,11 @@ int adapters_of(const Adapters *a, const char *tensor) {
     return -1;
 }
 
-void adapters_add(const Adapters *a, int i, int64_t row, int64_t rows, int64_t column, int64_t columns,
-                  float *w) {
-    const Lora *lora = &a->model.gpt.lora;
-    int64_t rank = lora->rank, width = lora->whole[i].whole[1];
-    const float *A = a->value[i], *B = a->value[i + 1];
+void adapters_add(const Adapters *adapters, int index, int64_t row, int64_t rows, int64_t column,
+                  int64_t columns, float *w) {
+    const Lora *lora = &adapters->model.gpt.lora;
+    int64_t rank = lora->rank, width = lora->whole[index].whole[1];
+    const float *A = adapters->value[index], *B = adapters->value[index + 1];
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t c = 0; c < columns; c++) {
             float sum = 0;

@@ -27,7 +27,8 @@ void adapters_close(Adapters *adapters);
 // Returns the index of A in gpt.lora.whole for a tensor of gpt.whole; B follows. -1: no adapter.
 int adapters_of(const Adapters *adapters, const char *tensor);
 // Adds (alpha / rank) B A to w (rows, columns), a part of a matrix that starts at (row, column).
-void adapters_add(const Adapters *adapters, int a, int64_t row, int64_t rows, int64_t column, int64_t columns,
-                  float *w);
+// index: see adapters_of.
+void adapters_add(const Adapters *adapters, int index, int64_t row, int64_t rows, int64_t column,
+                  int64_t columns, float *w);
 
 LLMC_END
