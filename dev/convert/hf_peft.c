@@ -3,6 +3,7 @@
 // PEFT has separate adapters for queries, keys and values, and for the gate and up projections. The
 // trainer has one A for each of these groups, which is written once per member. B is divided like
 // the rows of the matrix.
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,11 +101,14 @@ static bool write_weights(const Peft *p, const HfFolder *folder, Error *err) {
 
 // --- adapter_config.json -------------------------------------------------------------------------
 
-// Adds the module of a Hugging Face tensor, "q_proj", unless it is listed.
+// Adds the module of a Hugging Face tensor, "mlp.c_proj", unless it is listed. Its last component is
+// not enough: GPT-2 has two modules c_proj.
 static void add_target(cJSON *targets, const HfTensor *t) {
     char name[96];
     snprintf(name, sizeof name, "%.*s", stem_length(t), t->name);
-    const char *dot = strrchr(name, '.'), *module = dot ? dot + 1 : name;
+    const char *module = strrchr(name, '.');
+    assert(module);
+    while (module > name && module[-1] != '.') module--;
     const cJSON *listed;
     cJSON_ArrayForEach(listed, targets) {
         if (strcmp(listed->valuestring, module) == 0) return;

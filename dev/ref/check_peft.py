@@ -64,7 +64,7 @@ def main():
     if config["peft_type"] != "LORA" or config["bias"] != "none" or config["task_type"] != "CAUSAL_LM":
         sys.exit("adapter_config.json")
     adapted = [name for name in tensors[0] if name.endswith(".weight") and
-               name.split(".")[-2] in config["target_modules"]]
+               any(name.endswith(f".{module}.weight") for module in config["target_modules"])]
     if len(tensors[1]) != 2 * len(adapted):
         sys.exit(f"{len(tensors[1])} tensors for {len(adapted)} matrices")
     for name in tensors[0]:

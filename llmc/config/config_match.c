@@ -214,9 +214,23 @@ static int saved_lora_rank(const cJSON *saved) {
     return (int)rank;
 }
 
+// Different names may mean the same matrices.
+static bool same_targets(const Config *config, const cJSON *saved, Error *err) {
+    const char *was = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(saved, "lora_targets"));
+    Config other = *config;
+    int theirs = 0, ours = 0;
+    if (was) other.lora_targets = was;
+    if (!config_lora_targets(&other, &theirs, err) || !config_lora_targets(config, &ours, err)) return false;
+    if (theirs == ours) return true;
+    return ckpt_error(err,
+                      "the adapters were trained with lora_targets %.200s, but this run has %.200s; use the "
+                      "same flags",
+                      was, config->lora_targets);
+}
+
 // A checkpoint holds the adapters of a LoRA run, or a whole model.
 static bool match_adapters(const Config *config, const cJSON *saved, const cJSON *now, Error *err) {
-    static const char *const keys[] = {"lora_rank", "lora_alpha", "lora_targets"};
+    static const char *const keys[] = {"lora_rank", "lora_alpha"};
     int was = saved_lora_rank(saved), is = config->lora_rank;
     if (was && !is) {
         return ckpt_error(err,
@@ -237,7 +251,7 @@ static bool match_adapters(const Config *config, const cJSON *saved, const cJSON
                           "the adapters were trained with %s %s, but this run has %s; use the same flags",
                           d.key, d.was, d.is);
     }
-    return true;
+    return !is || same_targets(config, saved, err);
 }
 
 static bool match_schedule(Config *config, const cJSON *saved, const cJSON *now, Error *err) {

@@ -10,7 +10,7 @@ template <FrozenFormat FORMAT>
 static __global__ void __launch_bounds__(DEQUANTIZE_THREADS) dequantize_kernel(Dequantize a) {
     const int64_t at = ((int64_t)blockIdx.x * DEQUANTIZE_THREADS + threadIdx.x) * PACKED;
     if (at >= a.n) return;
-    uint8_t codes[PACKED];
+    __align__(8) uint8_t codes[PACKED];
     if (FORMAT == FROZEN_INT8) *(uint2 *)codes = *(const uint2 *)(a.codes + at);
     else *(uint32_t *)codes = *(const uint32_t *)(a.codes + at / 2);
     const float scale = floatX_to_float(a.scales[at / FROZEN_GROUP]);

@@ -100,8 +100,7 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
     WireBytes once = traffic_of_update(traffic, b, zero_grad_format(zero, true), weight);
     WireBytes forward = traffic_of_gather(traffic, b, false, weight);
     WireBytes backward = traffic_of_gather(traffic, b, true, weight);
-    // Unit 0 of the first and the last stage is the embeddings.
-    bool words = bucket->first_unit == 0 && (mesh->pp.rank == 0 || mesh->pp.rank == mesh->pp.size - 1);
+    bool words = bucket->first_unit == 0 && traffic_has_words(traffic->config, mesh);
     BucketLoad load = {
         .layers = bucket->end_unit - bucket->first_unit - words,
         .reductions = traffic->trips[b].reductions,

@@ -34,13 +34,17 @@ static void visit(Walk *walk, int unit, bool backward) {
     else walk->trips[b].forward++;
 }
 
+bool traffic_has_words(const Config *c, const Mesh *mesh) {
+    return !c->lora_rank && (mesh->pp.rank == 0 || mesh->pp.rank == mesh->pp.size - 1);
+}
+
 // Counts the gathers of a step in the order of the stage's schedule. A slot keeps its bucket until
 // another bucket needs it or the optimizer updates the weights.
 static void count_gathers(Walk *walk, const Mesh *mesh) {
     const Config *c = walk->config;
     PipelineShape shape = {mesh->pp.size, mesh->pp.rank, config_pipeline_chunks(c)};
     int layers = c->num_layers / (shape.stages * shape.chunks);
-    int words = shape.stage == 0 || shape.stage == shape.stages - 1;  // 1 if unit 0 is the embeddings
+    int words = traffic_has_words(c, mesh);
     size_t most = 2 * (size_t)c->micro_batches * (size_t)shape.chunks;
     PipelineAction *action = xcalloc(most + 1, sizeof *action, "the order of a step");
     int actions = pipeline_actions(shape, c->micro_batches, true, action);
@@ -293,6 +297,6 @@ double parts_norms_bytes(const Config *c, const Mesh *mesh) {
 }
 
 double parts_words_bytes(const Config *c, const Mesh *mesh) {
-    if (c->untie_embeddings_and_output_weights) return 0;
+    if (c->untie_embeddings_and_output_weights || c->lora_rank) return 0;
     return (double)c->vocab_size_padded / mesh->tp.size * c->hidden_size * (double)sizeof(float);
 }

@@ -26,6 +26,8 @@ typedef struct StepTraffic {
     Trips *trips;  // (plan->buckets)
 } StepTraffic;
 
+// Returns true if unit 0 of the rank's stage is the embeddings or the LM head. LoRA freezes both.
+bool traffic_has_words(const Config *config, const Mesh *mesh);
 // Computes the traffic of the rank that zero and mesh belong to. Free with traffic_free.
 StepTraffic traffic_make(const Config *config, const Mesh *mesh, const Zero *zero);
 void traffic_free(StepTraffic *traffic);

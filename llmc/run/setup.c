@@ -194,7 +194,14 @@ void run_look_at_data(Run *run) {
 // LoRA needs a model to freeze.
 static bool has_base(Run *run) {
     const Config *c = &run->config;
-    if (!c->lora_rank || c->plan || config_lora_base(c)) return true;
+    if (!c->lora_rank || c->plan) return true;
+    if (c->save && config_lora_base(c) && save_folder_same(c->save, config_lora_base(c))) {
+        return usage_error(&run->error,
+                           "--save %s is the folder of the frozen model, which its adapters would hide; "
+                           "choose another folder",
+                           c->save);
+    }
+    if (config_lora_base(c)) return true;
     return usage_error(&run->error,
                        "--lora-rank needs the model to freeze; name its checkpoints with "
                        "--pretrained-checkpoint FOLDER, or with --load FOLDER --finetune");

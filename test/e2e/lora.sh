@@ -106,7 +106,21 @@ planned_memory() {
         { why=${why:-no frozen weights in the plan}; return 1; }
 }
 check "--plan predicts the memory" planned_memory
+planned_gathers() { # one bucket for each layer; the first is not sharded
+    make_plan 4 --gpus-per-node 2 "${lora[@]}" --ddp-bucket-size 1 \
+        --data-parallel-sharding-strategy optim_grads_params &&
+        logged gathers "${four[@]}" "${lora[@]}" --ddp-bucket-size 1 --train-iters 4 \
+            --data-parallel-sharding-strategy optim_grads_params && sends_as_planned gathers 1 2 4
+}
+check "--plan predicts the bytes of sharded weights" planned_gathers
+other_names() {
+    logged named 1 "${lora[@]}" --load "$work/one" --train-iters 16 --lr 5e-3 --skip-train --eval-iters 4 \
+        --lora-targets dense,query_key_value,dense_4h_to_h,dense_h_to_4h
+}
+check "other names of the same matrices" other_names
 
+check "--save into the folder of the frozen model" refused 2 "is the folder of the frozen model" 1 \
+    "${lora[@]}" --save "$base" --save-interval 8
 check "no base" refused 2 "--pretrained-checkpoint FOLDER" 1 --lora-rank 8
 check "tensor parallelism" refused 2 "--tensor-model-parallel-size must be 1" 2 "${lora[@]}" \
     --tensor-model-parallel-size 2
