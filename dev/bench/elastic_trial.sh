@@ -154,7 +154,7 @@ pids_of() {
 send() { # SIGNAL SITE
     pids_of "$2" train_gpt_cpu | xargs -r kill -"$1" || true
 }
-options=(--oversubscribe)
+options=(--oversubscribe --bind-to none) # not all ranks on the first core
 [ "$(id -u)" != 0 ] || options+=(--allow-run-as-root)
 
 # ---- runs ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 make_shard text 400 11
 data=$work/text_text_document
 keys=$work/keys
+launcher+=(--bind-to none) # each launcher would bind its first rank to the same core
 port=$((20000 + $$ % 20000))
 url=tcp://127.0.0.1:$port
 grace=3

@@ -9,6 +9,7 @@ case ${BUILD:-build} in /*) trainer=$BUILD/test/train_gpt_fake ;; esac
 make_shard text 400 11
 data=$work/text_text_document
 keys=$work/keys
+launcher+=(--bind-to none) # each launcher would bind its first rank to the same core
 run=(--train-iters 30 --local-steps 5 --log-interval 5 --rendezvous tcp://nowhere:1 --rendezvous-keys "$keys"
     --sync-grace-seconds 60 --quantized-gradients --gradient-quantization-method eden
     --gq-group-size-inter 256)

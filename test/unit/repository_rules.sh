@@ -204,7 +204,7 @@ rm -f "$picture"
 program=${BUILD:-build}/train_gpt_cpu
 if [ -x "$program" ]; then
     known=$({
-        echo --allow-run-as-root --oversubscribe --gpus-per-task # of mpirun and srun
+        echo --allow-run-as-root --oversubscribe --bind-to --gpus-per-task # of mpirun and srun
         "$program" --help
         "${BUILD:-build}/preprocess_data" --help
         "${BUILD:-build}/convert_checkpoint" --help
