@@ -27,10 +27,9 @@ LLMC_BEGIN
 // sizes. Error: EXIT_USAGE, naming the flag to change.
 bool op_check_model(int C, int NH, int HD, int F, int V, int64_t N, Error *err);
 // Writes one line that explains why these settings make attention use slower kernels, or "" if they
-// don't. documents: tokens attend only to their own document. window_dropout: dropout in layers
-// with a window.
-void op_attention_notice(int T, bool documents, bool deterministic, bool window_dropout, char *text,
-                         size_t bytes);
+// don't. documents: tokens attend only to their own document. unpacked: the flag because of which
+// sequences are not packed (op_attention_pack), or NULL.
+void op_attention_notice(int T, bool documents, const char *unpacked, char *text, size_t bytes);
 
 // Size of the device memory for ops without a workspace field; 0 on CPUs. The caller reserves it in
 // the memory plan and passes it to op_set_scratch before the first op. All ops that use it must run
@@ -193,10 +192,9 @@ void op_layernorm_backward(Stream *s, const LayerNorm *a);
 // GELU_tanh(pre).
 //
 // Backward: dx = dy w + dx_add and dw += dy^T x (dw = with overwrite); NULL results are skipped.
-// scale: factor of the three products; 0 means 1. x_pre: set
-// if x is the GELU of x_pre. Then dx is multiplied by GELU'(x_pre), which makes it the gradient of
-// x_pre, and its sum over the rows is added to dpre_bias. A backend may round dx before that
-// multiplication.
+// scale: factor of the three products; 0 means 1. x_pre: set if x is the GELU of x_pre. Then dx is
+// multiplied by GELU'(x_pre), which makes it the gradient of x_pre, and its sum over the rows is
+// added to dpre_bias. A backend may round dx before that multiplication.
 typedef struct Linear {
     int64_t N;
     int C, OC;

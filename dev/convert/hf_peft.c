@@ -101,8 +101,8 @@ static bool write_weights(const Peft *p, const HfFolder *folder, Error *err) {
 
 // --- adapter_config.json -------------------------------------------------------------------------
 
-// Adds the module of a Hugging Face tensor, "mlp.c_proj", unless it is listed. Its last component is
-// not enough: GPT-2 has two modules c_proj.
+// Adds the module of a Hugging Face tensor, "mlp.c_proj", unless it is listed. "c_proj" is not
+// enough, because GPT-2 has two of them.
 static void add_target(cJSON *targets, const HfTensor *t) {
     char name[96];
     snprintf(name, sizeof name, "%.*s", stem_length(t), t->name);

@@ -35,8 +35,8 @@ static const ChatTemplate templates[] = {
                 "Today Date: 26 Jul 2024\n\n",
                 "<|eot_id|>"},
      LLAMA3},
-    // Tokenizer V3 (7B v0.3, 8x22B), V3-Tekken (Nemo), and V7 (Small 3, Large 2411), which has a
-    // system turn. The original of V7 adds a system message with the current date if there is none.
+    // Tokenizer V3 (7B v0.3, 8x22B), V3-Tekken (Nemo), and V7-Tekken (Small 3), which has a system
+    // turn. The original of Small 3 adds a system message with the current date if there is none.
     {.name = "mistral",
      .begin = "<s>",
      .user = {"[INST] ", "[/INST]"},
@@ -60,7 +60,7 @@ static const ChatTemplate templates[] = {
      .assistant = {"", ""},
      .stop = "</s>",
      .alternates = true,
-     .tokens = {"<s>", "[INST]", "[/INST]", "</s>", "[SYSTEM_PROMPT]"}},
+     .tokens = {"<s>", "[INST]", "[/INST]", "</s>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}},
     // For tokenizers without chat tokens, such as GPT-2's.
     {.name = "plain",
      .system = {"System: ", "\n"},
@@ -149,21 +149,11 @@ static void flush(Writer *w, int mask) {
     fill_mask(out, mask);
 }
 
-// As Python's str.isspace.
-static bool is_space(uint32_t c) { return utf8_white_space(c) || (c >= 0x1C && c <= 0x1F); }
-
 // Moves *text and returns the length without white space at both ends.
 static size_t trim(const char **text, size_t bytes) {
-    uint32_t c;
-    for (size_t n; bytes && (n = utf8_next(*text, bytes, &c), is_space(c)); bytes -= n) *text += n;
-    while (bytes) {
-        size_t last = bytes - 1;
-        while (last && utf8_continues((*text)[last])) last--;
-        utf8_next(*text + last, bytes - last, &c);
-        if (!is_space(c)) break;
-        bytes = last;
-    }
-    return bytes;
+    size_t leading = utf8_leading_space(*text, bytes);
+    *text += leading;
+    return utf8_stripped(*text, bytes - leading);
 }
 
 typedef enum Role { ROLE_SYSTEM, ROLE_USER, ROLE_ASSISTANT, ROLES } Role;

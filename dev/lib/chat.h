@@ -13,7 +13,7 @@ typedef struct ChatTurn {
     const char *before, *after;
 } ChatTurn;
 
-enum { CHAT_TOKENS = 5 };
+enum { CHAT_TOKENS = 6 };
 typedef struct ChatTemplate {
     const char *name;
     const char *begin;           // text at the start of a conversation

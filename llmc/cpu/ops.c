@@ -263,8 +263,7 @@ void op_head_norm_backward(Stream *s, const HeadNorm *a) {
 size_t op_scratch_bytes(int64_t N, int C) { return 0; }
 void op_set_scratch(Device *device, void *memory, size_t bytes) {}
 bool op_check_model(int C, int NH, int HD, int F, int V, int64_t N, Error *err) { return true; }
-void op_attention_notice(int T, bool documents, bool deterministic, bool window_dropout, char *text,
-                         size_t bytes) {
+void op_attention_notice(int T, bool documents, const char *unpacked, char *text, size_t bytes) {
     *text = '\0';
 }
 

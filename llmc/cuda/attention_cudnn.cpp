@@ -153,7 +153,8 @@ using PlanKey = std::tuple<int, int, int, int, int, bool, int, uint32_t, bool, i
 struct State {
     cudnnHandle_t handle = nullptr;
     std::map<PlanKey, std::unique_ptr<Plan>> plans;
-    bool broken = false;  // cuDNN failed to start
+    bool broken = false;          // cuDNN failed to start
+    std::vector<uint8_t> arrays;  // op_attention_pack's, before they are copied
 };
 
 void state_destroy(void *memory) {
@@ -544,7 +545,8 @@ int op_attention_pack(Stream *stream, const Attention *a, const int32_t *doc_sta
         while (most < count) most *= 2;
     }
     PackedArrays arrays{slices, most};
-    std::vector<uint8_t> host((size_t)arrays.bytes());
+    std::vector<uint8_t> &host = state_of(stream_device(stream), a)->arrays;
+    host.assign((size_t)arrays.bytes(), 0);
     for (int64_t i = 0; i < slices; i++) {
         int32_t *lengths = reinterpret_cast<int32_t *>(host.data() + arrays.lengths_at(i));
         int64_t *starts[3], count = 0;

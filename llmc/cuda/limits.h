@@ -61,15 +61,14 @@ static inline bool limits_packed(bool deterministic, bool dropout, bool window) 
 }
 
 // See op_attention_notice.
-static inline void limits_attention_notice(int T, bool documents, bool deterministic, bool window_dropout,
-                                           char *text, size_t bytes) {
-    const char *when = deterministic ? "without --deterministic-mode" : "without --attention-dropout";
+static inline void limits_attention_notice(int T, bool documents, const char *unpacked, char *text,
+                                           size_t bytes) {
     *text = '\0';
-    if (limits_dense(T, documents) || limits_packed(deterministic, window_dropout, window_dropout)) return;
+    if (limits_dense(T, documents) || !unpacked) return;
     snprintf(text, bytes,
              "attention uses this program's own kernels; compared with cuDNN, a step takes at least 5.6 %% "
-             "(1.3B) or 11 %% (125M) longer, see dev/bench/NOTES.md; cuDNN is used %s",
-             when);
+             "(1.3B) or 11 %% (125M) longer, see dev/bench/NOTES.md; cuDNN is used without %s",
+             unpacked);
 }
 
 // --- scratch memory ------------------------------------------------------------------------------

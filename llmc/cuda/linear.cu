@@ -319,9 +319,8 @@ static cublasStatus_t run_plan(Stream *stream, const Gemm *g, const GemmPlan *pl
     // Calls may overwrite the plan's pointers, because cuBLASLt reads them before it returns, and
     // only one host thread uses a device.
     set_pointers(device->site, plan->operation, g);
-    float scale = g->add || g->scale != 0 ? g->scale : 1.0f, beta = g->add          ? g->add_scale
-                                                                    : g->accumulate ? 1.0f
-                                                                                    : 0.0f;
+    float scale = g->add || g->scale != 0 ? g->scale : 1.0f, beta = g->accumulate ? 1.0f : 0.0f;
+    if (g->add) beta = g->add_scale;
     const void *added = g->add ? g->add : g->d;
     return cublasLtMatmul(linear_state(device)->handle, plan->operation, &scale, g->b, plan->a, g->a, plan->b,
                           &beta, added, plan->d, g->d, plan->d, &plan->algorithm, g->workspace,

@@ -36,7 +36,6 @@ bool op_check_model(int C, int NH, int HD, int F, int V, int64_t N, Error *err) 
 
 size_t op_scratch_bytes(int64_t N, int C) { return scratch_bytes(N, C); }
 
-void op_attention_notice(int T, bool documents, bool deterministic, bool window_dropout, char *text,
-                         size_t bytes) {
-    limits_attention_notice(T, documents, deterministic, window_dropout, text, bytes);
+void op_attention_notice(int T, bool documents, const char *unpacked, char *text, size_t bytes) {
+    limits_attention_notice(T, documents, unpacked, text, bytes);
 }

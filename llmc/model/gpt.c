@@ -109,7 +109,9 @@ int gpt_layer_number(const GPT *gpt, int layer) {
 }
 
 // A window of the whole sequence is none.
-static void describe_windows(GPT *gpt, const Config *config) {
+static void describe_attention(GPT *gpt, const Config *config) {
+    gpt->documents = config->reset_attention_mask || config->sft;
+    gpt->packs = !config->deterministic_mode && gpt->mesh->pp.size == 1;
     gpt->window = xcalloc((size_t)config->num_layers, sizeof *gpt->window, "the windows of the layers");
     for (int l = 0; l < config->num_layers; l++) {
         int window = config_window(config, l);
@@ -118,6 +120,18 @@ static void describe_windows(GPT *gpt, const Config *config) {
 }
 
 int gpt_window(const GPT *gpt, int layer) { return gpt->window[gpt_layer_number(gpt, layer)]; }
+
+// Packed attention needs a new cuDNN plan when the number of documents grows. In a pipeline, its
+// first launch could wait for a message that a rank sends only after this launch.
+const char *gpt_unpacked(const GPT *gpt, const Config *config) {
+    if (config->deterministic_mode) return "--deterministic-mode";
+    if (gpt->mesh->pp.size > 1) return "--pipeline-model-parallel-size";
+    if (!(gpt->attention_dropout > 0)) return NULL;
+    for (int l = 0; l < config->num_layers; l++) {
+        if (gpt->window[l]) return "--attention-dropout in layers with windows";
+    }
+    return NULL;
+}
 
 static void describe_whole(GPT *gpt, const Config *config) {
     int layers = config->num_layers;
@@ -195,7 +209,7 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->has_tasks = config_scores(config);
     gpt->rotary_base = config->rotary_base;
     gpt->rotary_stretch = config->use_rope_scaling ? config->rope_scaling_factor : 1;
-    describe_windows(gpt, config);
+    describe_attention(gpt, config);
     gpt->rotary_interpolation = config->rotary_seq_len_interpolation_factor;
     if (config->position_embedding_type == POSITIONS_YARN) gpt->yarn = yarn_of(config);
     gpt->rotary = config_rotary_columns(config);
@@ -209,7 +223,6 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->FC1 = gpt->swiglu ? 2 * gpt->F : gpt->F;
     gpt->NG = config_query_groups(config) / ranks;
     gpt->QKV = gpt->A + 2 * gpt->NG * gpt->HD;
-    gpt->documents = config->reset_attention_mask || config->sft;
     gpt->by_kind = gpt->rotary > 0 && gpt->NG < gpt->NH;
     gpt->epsilon = (float)config->norm_epsilon;
     gpt->attention_dropout = (float)config->attention_dropout;

@@ -251,9 +251,8 @@ typedef struct Pass {
 typedef struct MicroBatch {
     int32_t *tokens, *targets, *positions, *doc_start;  // (B, T)
     float *loss_mask;                                   // (B, T)
-    void *packed;       // op_attention_pack_bytes: the sequences of the batch, NULL if attention
-                        // processes whole samples
-    int sequences;      // their number (Attention.sequences)
+    void *packed;       // op_attention_pack_bytes: the sequences of the batch, or NULL
+    int sequences;      // Attention.sequences
     floatX **residual;  // (layers + 1) of (R, C): input of each layer; the last one is the output
     floatX *embedded;   // (R, C) output of the embedding; NULL on stages without it
     LayerActs *acts;    // (layers); with full recomputation (1), shared by all slots
@@ -294,7 +293,7 @@ typedef struct GPT {
     bool biased;                         // linear layers have biases
     bool qkv_biased;                     // the linear layer of queries, keys and values has one
     bool tied;                           // the LM head shares the word embeddings
-    bool documents;                      // tokens attend only to their own document
+    bool documents, packs;               // tokens attend only to their document; attention packs it
     bool qk_norm;                        // per-head norm of queries and keys
     bool by_kind;                        // qkv holds all queries, then all keys, then all values;
                                          // op_rope writes this layout for models with RoPE and GQA
@@ -363,11 +362,12 @@ typedef struct GPT {
 enum { GPT_WTE = 0, GPT_WPE = 1 };
 // Converts the index of a layer on this rank to its index in the whole model.
 int gpt_layer_number(const GPT *gpt, int layer);
-// Returns the index in gpt->tensor of a tensor of this rank's layer `layer`; -1 if the model has no
-// such tensor.
+// Returns the index in gpt->tensor of a tensor of this rank's layer `layer`; -1: there is none.
 int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which);
 // Returns the number of keys that a query of this rank's layer `layer` sees; 0: all.
 int gpt_window(const GPT *gpt, int layer);
+// Returns the flag because of which sequences are not packed for attention, or NULL.
+const char *gpt_unpacked(const GPT *gpt, const Config *config);
 // Returns the ZeRO unit of a layer. Unit 0 is the word embeddings if the stage trains them.
 int gpt_layer_unit(const GPT *gpt, int layer);
 // Returns true if this stage trains the embeddings or the LM head.

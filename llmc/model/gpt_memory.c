@@ -8,13 +8,17 @@ static size_t largest(size_t a, size_t b) { return a > b ? a : b; }
 // Returns the number of vocabulary rows of a rank on the stage with the LM head.
 static int vocabulary_rows(const GPT *gpt) { return gpt->V / gpt->mesh->tp.size; }
 
+static size_t packed_bytes(const GPT *gpt, int B, int T) {
+    return gpt->packs ? op_attention_pack_bytes(B, T, gpt->documents) : 0;
+}
+
 static size_t workspace_bytes(const GPT *gpt, bool training) {
     int64_t N = (int64_t)gpt->B * gpt->T;
     int widest = (int)largest(largest((size_t)gpt->FC1, (size_t)gpt->QKV), (size_t)gpt->C);
     size_t bytes = op_linear_workspace_bytes(N, widest, widest);
     for (int T = gpt->has_tasks ? gpt_shortest_length(gpt) : gpt->T; T <= gpt->T; T *= 2) {
         int B = gpt->B * (gpt->T / T);
-        bool packed = training && op_attention_pack_bytes(B, T, gpt->documents) > 0;
+        bool packed = training && packed_bytes(gpt, B, T) > 0;
         bytes = largest(bytes, op_attention_workspace_bytes(B, T, gpt->NH, gpt->HD, gpt->NG, packed));
     }
     if (!training)
@@ -84,7 +88,7 @@ static void reserve_slot(const GPT *gpt, MicroBatch *m, MemoryPlan *plan) {
         {"batch", "targets", ids, &m->targets},
         {"batch", "positions", ids, &m->positions},
         {"batch", "document starts", ids, &m->doc_start},
-        {"batch", "packed documents", op_attention_pack_bytes(gpt->B, gpt->T, gpt->documents), &m->packed},
+        {"batch", "packed documents", packed_bytes(gpt, gpt->B, gpt->T), &m->packed},
         {"batch", "loss mask", N * sizeof(float), &m->loss_mask},
     };
     m->residual = xcalloc((size_t)gpt->stage.layers + 1, sizeof(floatX *), "the activation table");

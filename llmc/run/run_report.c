@@ -154,9 +154,7 @@ void report_start(Run *run) {
     report_exchange(run);
     report_tensor_parallel(run);
     char notice[512];  // warning if attention uses a slower kernel
-    bool window_dropout = c->attention_dropout > 0 && c->window_size;
-    op_attention_notice(c->seq_length, c->reset_attention_mask || c->sft, c->deterministic_mode,
-                        window_dropout, notice, sizeof notice);
+    op_attention_notice(c->seq_length, run->gpt->documents, gpt_unpacked(run->gpt, c), notice, sizeof notice);
     if (*notice) log_line(run->log, "%s", notice);
     log_line(run->log, "using torch.bfloat16 for parameters ...");
     if (run->launch.rank == 0) config_print(c, stdout);

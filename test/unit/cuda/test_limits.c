@@ -85,14 +85,14 @@ static void test_attention(void **state) {
     assert_true(limits_packed(false, true, false) && limits_packed(false, false, true));
     assert_false(limits_packed(true, false, false) || limits_packed(false, true, true));
     char text[256];
-    limits_attention_notice(2048, false, true, true, text, sizeof text);
+    limits_attention_notice(2048, false, "--deterministic-mode", text, sizeof text);
     assert_string_equal(text, "");
-    limits_attention_notice(2040, true, false, false, text, sizeof text);
+    limits_attention_notice(2040, true, NULL, text, sizeof text);
     assert_string_equal(text, "");
-    limits_attention_notice(2040, false, true, false, text, sizeof text);
+    limits_attention_notice(2040, false, "--deterministic-mode", text, sizeof text);
     assert_non_null(strstr(text, "without --deterministic-mode"));
     assert_non_null(strstr(text, "at least 5.6 % (1.3B) or 11 % (125M) longer"));
-    limits_attention_notice(2048, true, false, true, text, sizeof text);
+    limits_attention_notice(2048, true, "--attention-dropout", text, sizeof text);
     assert_non_null(strstr(text, "without --attention-dropout"));
 }
 
