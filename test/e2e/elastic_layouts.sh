@@ -10,7 +10,7 @@ make_shard text 400 11
 data=$work/text_text_document
 keys=$work/keys
 launcher+=(--bind-to none) # each launcher would bind its first rank to the same core
-run=(--train-iters 30 --local-steps 5 --log-interval 5 --rendezvous tcp://nowhere:1 --rendezvous-keys "$keys"
+run=(--train-iters 120 --local-steps 5 --log-interval 5 --rendezvous tcp://nowhere:1 --rendezvous-keys "$keys"
     --sync-grace-seconds 60 --quantized-gradients --gradient-quantization-method eden
     --gq-group-size-inter 256)
 
