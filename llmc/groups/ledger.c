@@ -242,8 +242,12 @@ static void receive_offer(Ledger *l, int c, const Offer *offer) {
     if (own) {
         if (offer->number > chunk->echoed) chunk->echoed = offer->number;
         if (chunk->pending && chunk->announced == chunk->echoed) announce(l, c);
-    } else if (!find_held(chunk, offer)) {
-        add_held(l, chunk, offer);
+    } else {
+        const Held *held = find_held(chunk, offer);
+        if (!held) add_held(l, chunk, offer);
+        // A restarted rendezvous learns of the offer from its owner, possibly after this group's
+        // report said that it holds it.
+        else if (held->payload && !held->past) send_offer(l, c, MESSAGE_HOLD, &held->offer);
     }
     drop_unneeded(l, chunk);
 }

@@ -1,4 +1,5 @@
-// llmc/groups/ledger.c: offers that the trainer replaces after a round has closed with them.
+// llmc/groups/ledger.c: offers that the trainer replaces after a round has closed with them, and
+// offers that are announced again.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,7 +45,38 @@ static void a_dropped_offer_has_no_number(void **state) {
     ledger_free(&l);
 }
 
+static void count_holds(void *context, Message *m) {
+    if (m->kind == MESSAGE_HOLD) ++*(int *)context;
+}
+
+// A restarted rendezvous announces an offer when its owner has reported it. A group that has its
+// payload already, and whose own report came before, has to say so again: the round would never
+// contain the offer.
+static void an_offer_that_is_announced_again_is_held(void **state) {
+    static Ledger l;
+    static Message m;
+    int holds = 0;
+    Payload *payload = payload_create(1);
+    payload->data[0] = 1;
+    ledger_init(&l, "a", 3, 1, count_holds, &holds);
+    ledger_fetched(&l, 0, 0, 3);
+    message_clear(&m, MESSAGE_OFFER);
+    m.offers = 1;
+    m.offer[0] = (Offer){.incarnation = 5, .number = 1, .tokens = 100, .bytes = 1, .hash = 1};
+    message_name(m.offer[0].name, "b");
+    ledger_receive(&l, &m);
+    ledger_receive(&l, &m);
+    assert_int_equal(holds, 0);  // nothing has arrived
+    ledger_received(&l, 0, &m.offer[0], payload);
+    assert_int_equal(holds, 1);
+    ledger_receive(&l, &m);
+    assert_int_equal(holds, 2);
+    payload_release(payload);
+    ledger_free(&l);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_dropped_offer_has_no_number)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_dropped_offer_has_no_number),
+                                       cmocka_unit_test(an_offer_that_is_announced_again_is_held)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
