@@ -387,6 +387,7 @@ ended() {
     local name=$1 signal=$2 code=$3 said=$4 shape=(--gpus-per-node 2) job rc ours pid=''
     shift 4
     [ "$gpus" -ge 2 ] || shape=(--gpus-per-node 1 --emulate-nodes)
+    : >"$work/log"  # the lines of an earlier job must not be taken for this one's
     SDP4BIT_TEST_FOLDER=$work timeout -k 5 200 mpirun --oversubscribe --bind-to none -np 2 "$gpu" \
         "${model[@]}" --train-iters 1000000 --lr-decay-iters 100 \
         --quantized-weights --quantized-gradients "${shape[@]}" --distributed-timeout-minutes 0.4 \
