@@ -165,17 +165,26 @@ static Fp8Matrix matrix_of(const GPT *gpt, Fp8Operand operand, Fp8Codes codes, c
                        .block_scales = codes.block_scales};
 }
 
+// Returns true if the operand's scale follows from its own maximum. With delayed scaling this is so
+// in the first micro-batch of a run without histories: with any fixed scale, gradients could
+// underflow. A micro-batch that is still in flight keeps the scales.
+static bool scales_itself(const GPT *gpt, const Pass *p, Fp8Operand operand) {
+    const Fp8 *f = &gpt->fp8;
+    bool begins = f->calibrates && p->first && (p->direction == BACKWARD) == (operand == FP8_GRADIENT);
+    return f->recipe == FP8_TENSORWISE || (f->recipe == FP8_DELAYED && begins);
+}
+
 // Quantizes x (N, C) into codes (N, C) and transposed (C, N), both optional.
-static void quantize(const GPT *gpt, LayerLinear which, Fp8Operand operand, Fp8Scale *scale, Fp8Codes codes,
-                     Fp8Codes transposed, Fp8Quantize q) {
+static void quantize(const GPT *gpt, const Pass *p, LayerLinear which, Fp8Operand operand, Fp8Scale *scale,
+                     Fp8Codes codes, Fp8Codes transposed, Fp8Quantize q) {
     q.type = gpt->fp8.type[operand];
     q.blocks = gpt->fp8.blocks[operand];
     q.scale = scale;
     q.codes = codes.codes, q.block_scales = codes.block_scales;
     q.transposed = transposed.codes, q.transposed_block_scales = transposed.block_scales;
     q.accumulate = gpt->fp8.recipe == FP8_DELAYED;
-    if (gpt->fp8.recipe == FP8_TENSORWISE) {
-        if (!knows_absmax(gpt, which, operand)) op_fp8_absmax(gpt->stream, &q);
+    if (scales_itself(gpt, p, operand)) {
+        if (q.accumulate || !knows_absmax(gpt, which, operand)) op_fp8_absmax(gpt->stream, &q);
         op_fp8_scale(gpt->stream, scale, q.type, NULL, 0);
     }
     op_fp8_quantize(gpt->stream, &q);
@@ -186,19 +195,19 @@ void fp8_quantize_input(const GPT *gpt, const Pass *p, int l, LayerLinear which,
     if (!fp8_layer(gpt, p, l)) return;
     Fp8Quantize q = {.N = a->N, .C = a->C, .x = x, .source = source};
     Fp8Codes none = {0}, saved = acts_of(gpt, p, l)->input[which];
-    quantize(gpt, which, FP8_INPUT, scale_of(gpt, p, l, which, FP8_INPUT), gpt->fp8.input,
+    quantize(gpt, p, which, FP8_INPUT, scale_of(gpt, p, l, which, FP8_INPUT), gpt->fp8.input,
              p->backward ? saved : none, q);
 }
 
 void fp8_quantize_gradient(const GPT *gpt, const Pass *p, int l, LayerLinear which, const Linear *a) {
     if (!fp8_layer(gpt, p, l)) return;
     Fp8Quantize q = {.N = a->N, .C = a->OC, .x = a->dy};
-    quantize(gpt, which, FP8_GRADIENT, scale_of(gpt, p, l, which, FP8_GRADIENT), gpt->fp8.gradient,
+    quantize(gpt, p, which, FP8_GRADIENT, scale_of(gpt, p, l, which, FP8_GRADIENT), gpt->fp8.gradient,
              gpt->fp8.gradient_t, q);
 }
 
 // Quantizes this rank's rows, which a norm has computed, into `codes` (R, C).
-static void quantize_rows(const GPT *gpt, Fp8Operand operand, Fp8Scale *scale, uint8_t *codes,
+static void quantize_rows(const GPT *gpt, const Pass *p, Fp8Operand operand, Fp8Scale *scale, uint8_t *codes,
                           Fp8Quantize q) {
     const Fp8 *f = &gpt->fp8;
     const Group *group = gpt->tp.group;
@@ -206,7 +215,8 @@ static void quantize_rows(const GPT *gpt, Fp8Operand operand, Fp8Scale *scale, u
     q.scale = scale;
     q.codes = codes;
     q.accumulate = f->recipe == FP8_DELAYED;
-    if (f->recipe == FP8_TENSORWISE) {
+    if (scales_itself(gpt, p, operand)) {
+        if (q.accumulate) op_fp8_absmax(gpt->stream, &q);
         copy_on_device(gpt->stream, f->maxima + group->rank, &scale->absmax, sizeof scale->absmax);
         tp_exchange(&gpt->tp, f->maxima, sizeof *f->maxima);
         op_fp8_scale(gpt->stream, scale, q.type, f->maxima, group->size);
@@ -218,7 +228,7 @@ void fp8_gather_input(const GPT *gpt, const Pass *p, int l, LayerLinear which, c
                       const floatX *own) {
     uint8_t *codes = acts_of(gpt, p, l)->input[which].codes;
     Fp8Quantize q = {.N = gpt_own_rows(gpt, p).count, .C = a->C, .x = own};
-    quantize_rows(gpt, FP8_INPUT, scale_of(gpt, p, l, which, FP8_INPUT), codes, q);
+    quantize_rows(gpt, p, FP8_INPUT, scale_of(gpt, p, l, which, FP8_INPUT), codes, q);
     fp8_gather_saved_begin(gpt, p, l, which, a);
     tp_gather_wait(&gpt->tp);
 }
@@ -233,7 +243,7 @@ void fp8_gather_gradient(const GPT *gpt, const Pass *p, int l, LayerLinear which
     const Fp8 *f = &gpt->fp8;
     Rows rows = gpt_own_rows(gpt, p);
     Fp8Quantize q = {.N = rows.count, .C = a->OC, .x = own};
-    quantize_rows(gpt, FP8_GRADIENT, scale_of(gpt, p, l, which, FP8_GRADIENT),
+    quantize_rows(gpt, p, FP8_GRADIENT, scale_of(gpt, p, l, which, FP8_GRADIENT),
                   f->gradient.codes + rows.first * a->OC, q);
     tp_exchange(&gpt->tp, f->gradient.codes, (size_t)(rows.count * a->OC));
     op_fp8_transpose(gpt->stream, f->gradient_t.codes, f->gradient.codes, a->N, a->OC);
@@ -248,9 +258,10 @@ static Fp8Matrix weights_of(const GPT *gpt, const Pass *p, int l, LayerLinear wh
     Fp8Scale *scale = scale_of(gpt, p, l, which, FP8_WEIGHT);
     Fp8Quantize q = {.N = a->OC, .C = a->C, .x = a->w};
     if (f->weight_shared) {
-        quantize(gpt, which, FP8_WEIGHT, scale, backward ? none : w->w, backward ? w->transposed : none, q);
+        quantize(gpt, p, which, FP8_WEIGHT, scale, backward ? none : w->w, backward ? w->transposed : none,
+                 q);
     } else if (p->first && p->direction == FORWARD && !backward) {
-        quantize(gpt, which, FP8_WEIGHT, scale, w->w, p->backward ? w->transposed : none, q);
+        quantize(gpt, p, which, FP8_WEIGHT, scale, w->w, p->backward ? w->transposed : none, q);
     }
     return matrix_of(gpt, FP8_WEIGHT, backward ? w->transposed : w->w, scale);
 }

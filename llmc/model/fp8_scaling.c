@@ -48,6 +48,7 @@ void fp8_start_scales(GPT *gpt) {
     if (delayed(f)) {
         set_zero(gpt->stream, f->history, history_bytes(f));
         upload(gpt, f->format, format, (size_t)f->scales);
+        f->calibrates = true;
     }
     free(scale);
     free(format);
@@ -63,8 +64,9 @@ void fp8_gather_maxima(GPT *gpt) {
 }
 
 void fp8_update_scales(GPT *gpt) {
-    const Fp8 *f = &gpt->fp8;
+    Fp8 *f = &gpt->fp8;
     if (!delayed(f)) return;
+    f->calibrates = false;
     Fp8Update update = {.tensors = f->scales,
                         .scale = f->scale,
                         .all = f->all,
@@ -125,6 +127,7 @@ bool fp8_set_state(GPT *gpt, const Fp8State *state) {
     }
     upload(gpt, f->scale, scale, scale_bytes(f));
     upload(gpt, f->history, history, history_bytes(f));
+    f->calibrates = false;
     free(scale);
     free(history);
     return true;

@@ -160,6 +160,7 @@ typedef struct Fp8 {
     uint8_t *format;  // (scales) Fp8Type
     int history_length, margin;
     bool most_recent;   // scales follow the newest entry of the history, else the largest
+    bool calibrates;    // histories are empty: the first micro-batch sets its own scales
     Fp8Weight *weight;  // (L, LAYER_LINEARS); (1, LAYER_LINEARS) if the weights are sharded
     bool weight_shared;
     // Scratch: operands of the current linear.
@@ -503,7 +504,7 @@ static inline int fp8_scale_index(int layer, LayerLinear which, Fp8Operand opera
 }
 // Reserves scales and histories in the memory plan.
 void fp8_reserve_scales(GPT *gpt, MemoryPlan *plan);
-// Sets scales to 1 and histories to 0. No-op without FP8.
+// Sets histories to 0, and scales to 1 until the first micro-batch. No-op without FP8.
 void fp8_start_scales(GPT *gpt);
 // All-gathers the maxima after the last pass of a training step. Collective over mesh_status_group.
 // No-op unless the recipe is delayed.
@@ -511,8 +512,7 @@ void fp8_gather_maxima(GPT *gpt);
 // Updates histories and scales from the gathered maxima, unless the step is skipped. Call it after
 // zero_update. No-op unless the recipe is delayed.
 void fp8_update_scales(GPT *gpt);
-// Encloses gpt_warm_up (begins: before it, else after it), whose tensors must not enter the
-// histories.
+// Encloses gpt_warm_up (begins: before it, else after it), which leaves the histories alone.
 void fp8_warm_up(GPT *gpt, bool begins);
 // Copies histories and scales to host memory. Free with fp8_state_free. Empty unless the recipe is
 // delayed.

@@ -162,8 +162,8 @@ static void restore_fp8(Run *run, const Checkpoint *checkpoint) {
     if (!config_fp8_on(c) || c->fp8_recipe != FP8_DELAYED) return;
     if (fp8_set_state(run->gpt, checkpoint_fp8(checkpoint))) return;
     log_line(run->log,
-             "WARNING: the checkpoint has no delayed FP8 scales that fit this run, so they start at 1 and "
-             "the history is empty");
+             "WARNING: the checkpoint has no delayed FP8 scales that fit this run, so histories are empty "
+             "and the first scales follow from the first micro-batch");
 }
 
 // Restores counters, schedule, weights and optimizer state from an opened checkpoint, subject to

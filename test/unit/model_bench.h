@@ -115,6 +115,7 @@ static inline float bench_pass(Bench *b, float loss_scale, bool backward, bool f
                  .loss_scale = loss_scale};
     gpt_forward(g, &pass);
     gpt_head(g, &pass);
+    pass.direction = BACKWARD;
     if (backward) gpt_backward(g, &pass);
     if (backward && last) gpt_end_backward(g);
     if (backward && last) fp8_update_scales(g);

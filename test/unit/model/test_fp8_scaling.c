@@ -169,7 +169,6 @@ static void a_step_fills_every_history(void **state) {
     load(&b);
     bench_pass(&b, 1.0f / 32, true, true, false);
     get_scales(&b, first);
-    for (int i = 0; i < SCALES; i++) assert_true(first[i].scale == 1);  // unchanged within a step
     bench_pass(&b, 1.0f / 32, true, false, true);
     get_scales(&b, scale);
     Fp8State after = fp8_get_state(&b.gpt);
@@ -185,6 +184,30 @@ static void a_step_fills_every_history(void **state) {
         }
     }
     fp8_state_free(&after);
+    bench_close(&b);
+}
+
+// Without histories, each tensor of the first micro-batch is quantized with the scale of its own
+// maximum. The other micro-batches and steps keep the scales until a step ends.
+static void the_first_micro_batch_sets_scales(void **state) {
+    Bench b;
+    Fp8Scale first[SCALES], second[SCALES], later[SCALES];
+    open_model(&b, SIMPLE);
+    load(&b);
+    bench_pass(&b, 1.0f / 32, true, true, false);
+    get_scales(&b, first);
+    for (int i = 0; i < SCALES; i++) {
+        Fp8Type type = i % FP8_OPERANDS == FP8_GRADIENT ? FP8_E5M2 : FP8_E4M3;
+        assert_true(first[i].scale != 1 && first[i].scale == fp8_scale(first[i].absmax, type, 0, 1));
+    }
+    bench_pass(&b, 1.0f / 64, true, false, false);
+    get_scales(&b, second);
+    for (int i = 0; i < SCALES; i++) assert_true(second[i].scale == first[i].scale);
+    bench_pass(&b, 1.0f / 32, true, false, true);
+    get_scales(&b, second);
+    bench_pass(&b, 1.0f / 8, true, true, false);  // the next step, with larger gradients
+    get_scales(&b, later);
+    for (int i = 0; i < SCALES; i++) assert_true(later[i].scale == second[i].scale);
     bench_close(&b);
 }
 
@@ -335,10 +358,15 @@ static void another_format_changes_scales(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rules_of_transformer_engine),     cmocka_unit_test(a_step_fills_every_history),
-        cmocka_unit_test(other_passes_leave_no_trace),     cmocka_unit_test(skipped_steps_leave_no_trace),
-        cmocka_unit_test(other_recipes_have_no_state),     cmocka_unit_test(restores_bit_exactly),
-        cmocka_unit_test(another_length_keeps_the_newest), cmocka_unit_test(another_format_changes_scales),
+        cmocka_unit_test(rules_of_transformer_engine),
+        cmocka_unit_test(a_step_fills_every_history),
+        cmocka_unit_test(the_first_micro_batch_sets_scales),
+        cmocka_unit_test(other_passes_leave_no_trace),
+        cmocka_unit_test(skipped_steps_leave_no_trace),
+        cmocka_unit_test(other_recipes_have_no_state),
+        cmocka_unit_test(restores_bit_exactly),
+        cmocka_unit_test(another_length_keeps_the_newest),
+        cmocka_unit_test(another_format_changes_scales),
     };
     Launch launch;
     leaks_launch(&launch, &argc, &argv);
