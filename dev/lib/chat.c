@@ -163,7 +163,47 @@ typedef struct Message {
     Role role;
     const char *text;
     size_t bytes;
+    int mask;  // of an assistant turn: whether the loss counts it
 } Message;
+
+// Returns the first of the names that the object has with a value other than null, or NULL.
+static const char *first_member(const cJSON *object, const char *const *names) {
+    for (; *names; names++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, *names);
+        if (item && !cJSON_IsNull(item)) return *names;
+    }
+    return NULL;
+}
+
+// Refuses keys that change what other programs render or train on. All others are ignored.
+static bool check_keys(const Writer *w, const cJSON *item, int number) {
+    static const char *const rendered[] = {"tool_calls", "function_call", "reasoning_content",
+                                           "reasoning",  "thinking",      NULL},
+                             *const masks[] = {"train", "training", "training_detail", "loss", "loss_scale",
+                                               "mask",  NULL};
+    const char *key = first_member(item, rendered), *mask = first_member(item, masks);
+    if (key) return failed(w->out, "message %d has \"%s\"; use --chat rendered for it", number, key);
+    if (!mask) return true;
+    return failed(w->out, "message %d has \"%s\"; write \"weight\": 0 or 1 instead, or remove it", number,
+                  mask);
+}
+
+// Reads the "weight" of a message as OpenAI defines it: 0 masks an assistant turn.
+static bool read_weight(const Writer *w, const cJSON *item, int number, Message *m) {
+    const cJSON *weight = cJSON_GetObjectItemCaseSensitive(item, "weight");
+    int64_t value = m->role == ROLE_ASSISTANT;
+    if (weight && !cJSON_IsNull(weight) && !json_int64(weight, 0, 1, &value)) {
+        char *text = cJSON_PrintUnformatted(weight);
+        failed(w->out, "message %d has the \"weight\" %.40s; use 0 or 1", number, text ? text : "");
+        cJSON_free(text);
+        return false;
+    }
+    m->mask = (int)value;
+    return !m->mask || m->role == ROLE_ASSISTANT ||
+           failed(w->out,
+                  "message %d has the \"weight\" 1 and the role %s; only an assistant turn may have it",
+                  number, role_names[m->role]);
+}
 
 // Reads message `number` (from 1) and checks it, apart from its place in the conversation.
 static bool read_message(const Writer *w, const cJSON *item, int number, Message *m) {
@@ -179,14 +219,9 @@ static bool read_message(const Writer *w, const cJSON *item, int number, Message
                       "assistant, or --chat rendered",
                       number, role, w->t->name, w->t->system.before ? "system, " : "");
     }
-    const cJSON *calls = cJSON_GetObjectItemCaseSensitive(item, "tool_calls"),
-                *reasons = cJSON_GetObjectItemCaseSensitive(item, "reasoning_content");
-    const char *extra = calls && !cJSON_IsNull(calls)       ? "tool_calls"
-                        : reasons && !cJSON_IsNull(reasons) ? "reasoning_content"
-                                                            : NULL;
-    if (extra) return failed(w->out, "message %d has \"%s\"; use --chat rendered for it", number, extra);
+    *m = (Message){.role = m->role, .text = text, .bytes = text ? strlen(text) : 0};
+    if (!check_keys(w, item, number) || !read_weight(w, item, number, m)) return false;
     if (!text) return failed(w->out, "message %d has a \"content\" that is not a string", number);
-    *m = (Message){m->role, text, strlen(text)};
     bool assistant = m->role == ROLE_ASSISTANT;
     if (w->t->trims_all || (assistant && w->t->trims_assistant)) m->bytes = trim(&m->text, m->bytes);
     if (assistant && !m->bytes) {
@@ -216,16 +251,16 @@ static void add_assistant(Writer *w, const Message *m, bool final) {
     add_text(w, final && t->final ? t->final : t->opening);
     add(w, m->text + newlines, m->bytes - newlines);
     add_text(w, t->stop);
-    flush(w, 1);
+    flush(w, m->mask);
     if (!t->stop) token_buffer_append(&w->out->ids, tokenizer_eod(w->tokenizer));
-    fill_mask(w->out, 1);
+    fill_mask(w->out, m->mask);
     add_text(w, t->assistant.after);
 }
 
 // Appends the messages [first, end), which are one conversation.
 static bool add_conversation(Writer *w, const Message *messages, int first, int end) {
     const ChatTemplate *t = w->t;
-    bool user = false, assistant = false;
+    bool user = false, assistant = false, trains = false;
     w->start = w->out->ids.count;
     add_text(w, t->begin);
     if (messages[first].role != ROLE_SYSTEM && t->default_system) {
@@ -245,9 +280,16 @@ static bool add_conversation(Writer *w, const Message *messages, int first, int 
         else add_turn(w, m->role == ROLE_USER ? t->user : t->system, m->text, m->bytes);
         user |= m->role == ROLE_USER;
         assistant |= m->role == ROLE_ASSISTANT;
+        trains |= m->mask;
     }
     if (!assistant) {
         return failed(w->out, "has a conversation without an assistant turn (messages %d to %d); remove it",
+                      first + 1, end);
+    }
+    if (!trains) {
+        return failed(w->out,
+                      "has a conversation that trains nothing, because all its assistant turns have weight 0 "
+                      "(messages %d to %d); remove it",
                       first + 1, end);
     }
     flush(w, 0);
@@ -274,11 +316,12 @@ bool chat_encode(const ChatTemplate *t, const Tokenizer *tokenizer, Encoder *enc
                  const char *line, size_t bytes, ChatTokens *tokens) {
     cJSON *object = json_parse_object(line, bytes);
     if (!object) return failed(tokens, "is not a JSON object; write {\"%s\": [...]} on one line", key);
-    const cJSON *list = cJSON_GetObjectItemCaseSensitive(object, key),
-                *tools = cJSON_GetObjectItemCaseSensitive(object, "tools");
+    static const char *const rendered[] = {"tools", "functions", "chat_template_kwargs", NULL};
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(object, key);
+    const char *other = first_member(object, rendered);
     bool ok = cJSON_IsArray(list) && list->child;
     if (!ok) failed(tokens, "has no \"%s\"; give it a list of {\"role\": ..., \"content\": ...}", key);
-    if (ok && tools && !cJSON_IsNull(tools)) ok = failed(tokens, "has \"tools\"; use --chat rendered for it");
+    if (ok && other) ok = failed(tokens, "has \"%s\"; use --chat rendered for it", other);
     if (ok) {
         Writer w = {.t = t, .tokenizer = tokenizer, .encoder = encoder, .out = tokens};
         Message *messages = xcalloc((size_t)cJSON_GetArraySize(list), sizeof *messages, "messages");

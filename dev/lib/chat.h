@@ -2,8 +2,9 @@
 // of preprocess_data --chat.
 //
 // A template is data: a row of strings. Its loss mask is 1 on the text of assistant turns and on
-// the token that ends them. The text before an assistant turn and the turn are encoded separately,
-// so that the boundary is the same as in generation, where the prompt ends there.
+// the token that ends them, unless a turn has the weight 0. The text before an assistant turn and
+// the turn are encoded separately, so that the boundary is the same as in generation, where the
+// prompt ends there.
 #pragma once
 #include "llmc/data/tokenizer.h"
 LLMC_BEGIN
@@ -52,9 +53,11 @@ typedef struct ChatTokens {
 } ChatTokens;
 void chat_tokens_free(ChatTokens *tokens);
 // Appends the conversations of a line: an object whose member `key` is a list of {"role":
-// "system"|"user"|"assistant", "content": text}. A system message starts a new conversation.
-// Returns false and sets tokens->why if the line is not such an object, has an unknown role or an
-// empty assistant turn, or if a conversation has no assistant turn.
+// "system"|"user"|"assistant", "content": text}. A system message starts a new conversation. An
+// assistant turn with "weight": 0 has a mask of 0. Other keys are ignored.
+// Returns false and sets tokens->why if the line is not such an object, has an unknown role, an
+// empty assistant turn or a key that needs CHAT_RENDERED, such as tools, or that other programs
+// mask with, such as train, or if a conversation has no assistant turn of weight 1.
 bool chat_encode(const ChatTemplate *t, const Tokenizer *tokenizer, Encoder *encoder, const char *key,
                  const char *line, size_t bytes, ChatTokens *tokens);
 // Appends the conversation of a line of CHAT_RENDERED. Returns false and sets tokens->why if a list

@@ -99,6 +99,11 @@ renders() {
         "$PYTHON" dev/data/render_chats "$work/model" 2>"$work/err" >"$work/lines" ||
         { say "render_chats failed"; return 1; }
     grep -q '"assistant_masks": \[0, .*, 0, 1, 1, 1\]}$' "$work/lines" || { why=$(cat "$work/lines"); return 1; }
+    echo '{"messages":[{"role":"assistant","content":"b","weight":0}]}' |
+        "$PYTHON" dev/data/render_chats "$work/model" 2>"$work/err" >"$work/lines" &&
+        { why="render_chats accepts an answer of weight 0"; return 1; }
+    grep -q '^error: .*line 1: .*message 1 has the weight 0, which the template ignores' "$work/err" ||
+        { why=$(cat "$work/err"); return 1; }
 }
 if "$PYTHON" -c 'import transformers, jinja2' 2>"$work/err"; then
     check "transformers renders the same" renders

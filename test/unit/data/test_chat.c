@@ -105,6 +105,30 @@ static void a_system_message_starts_a_conversation(void **state) {
                 "System: T\nAssistant:<< e<|endoftext|>>>|");
 }
 
+#define WEIGHTED(weight, text) "{\"role\":\"assistant\",\"weight\":" weight ",\"content\":\"" text "\"}"
+
+static void weights_choose_the_answers(void **state) {
+    expect_text("plain", NULL,
+                LINE(SAY("user", "a") "," WEIGHTED("0", "b") "," SAY("user", "c") "," WEIGHTED(
+                    "1", "d") "," SAY("user", "e") "," WEIGHTED("null", "f")),
+                "User: a\nAssistant: b<|endoftext|>User: c\nAssistant:<< d<|endoftext|>>>"
+                "User: e\nAssistant:<< f<|endoftext|>>>|");
+    // What ends the turn has the weight of the turn, and the ids don't depend on weights.
+    expect_text("qwen3", GOLDEN "bytes",
+                LINE("{\"role\":\"user\",\"content\":\"a\",\"weight\":0}," SAY("assistant", "b") "," SAY(
+                    "user", "c") "," WEIGHTED("0.0", "d")),
+                "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<<b<|im_end|>>>\n<|im_start|>user\nc"
+                "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nd<|im_end|>\n|");
+}
+
+static void other_keys_are_ignored(void **state) {
+    expect_text("plain", NULL,
+                "{\"id\":1,\"messages\":[{\"role\":\"user\",\"name\":\"x\",\"content\":\"a\"},"
+                "{\"role\":\"assistant\",\"content\":\"b\",\"tool_calls\":null,\"train\":null,"
+                "\"id\":{\"train\":false}}]}",
+                "User: a\nAssistant:<< b<|endoftext|>>>|");
+}
+
 static void expect_list(const cJSON *list, const TokenBuffer *found, const char *what, int number) {
     int i = 0;
     const cJSON *item;
@@ -157,6 +181,25 @@ static void lines_are_refused(void **state) {
         {"mistral", LINE(SAY("system", "a")), "which template mistral lacks; use user and assistant"},
         {"plain", LINE("{\"role\":\"user\",\"content\":null}"), "message 1 has a \"content\" that is not"},
         {"plain", LINE("{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[]}"), "has \"tool_calls\""},
+        {"plain", LINE(SAY("user", "a") "," WEIGHTED("0.5", "b")), "message 2 has the \"weight\" 0.5"},
+        {"plain", LINE(SAY("user", "a") "," WEIGHTED("true", "b")), "message 2 has the \"weight\" true"},
+        {"plain", LINE("{\"role\":\"user\",\"content\":\"a\",\"weight\":1}"),
+         "message 1 has the \"weight\" 1 and the role user"},
+        {"plain", LINE(SAY("user", "a") "," WEIGHTED("0", "b")), "conversation that trains nothing, because"},
+        {"plain", LINE(SAY("assistant", "a") "," SAY("system", "b") "," WEIGHTED("0", "c")),
+         "all its assistant turns have weight 0 (messages 2 to 3)"},
+        {"plain", LINE("{\"role\":\"assistant\",\"content\":\"a\",\"train\":false}"),
+         "message 1 has \"train\"; write \"weight\": 0 or 1 instead"},
+        {"plain", LINE("{\"role\":\"assistant\",\"content\":\"a\",\"training\":true}"),
+         "message 1 has \"training\"; write \"weight\""},
+        {"plain", LINE("{\"role\":\"assistant\",\"content\":\"a\",\"loss\":0}"), "has \"loss\""},
+        {"plain", LINE("{\"role\":\"assistant\",\"content\":\"a\",\"thinking\":\"b\"}"),
+         "message 1 has \"thinking\"; use --chat rendered"},
+        {"plain", LINE("{\"role\":\"assistant\",\"content\":\"a\",\"function_call\":{}}"),
+         "message 1 has \"function_call\"; use --chat rendered"},
+        {"plain", "{\"functions\":[],\"messages\":[" SAY("assistant", "a") "]}", "has \"functions\"; use"},
+        {"plain", "{\"chat_template_kwargs\":{\"a\":1},\"messages\":[" SAY("assistant", "a") "]}",
+         "has \"chat_template_kwargs\"; use --chat rendered"},
         {"plain", LINE(SAY("user", "a") "," SAY("assistant", "")), "message 2 is an empty assistant turn"},
         {"llama3", LINE(SAY("assistant", " \\n\\u00a0")), "message 1 is an empty assistant turn"},
         {"qwen3", LINE(SAY("assistant", "x</think>y")), "message 1 contains </think>"},
@@ -192,9 +235,14 @@ static void missing_tokens(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts_by_hand),        cmocka_unit_test(a_system_message_starts_a_conversation),
-        cmocka_unit_test(same_as_transformers), cmocka_unit_test(rendered_lines),
-        cmocka_unit_test(lines_are_refused),    cmocka_unit_test(missing_tokens),
+        cmocka_unit_test(texts_by_hand),
+        cmocka_unit_test(a_system_message_starts_a_conversation),
+        cmocka_unit_test(weights_choose_the_answers),
+        cmocka_unit_test(other_keys_are_ignored),
+        cmocka_unit_test(same_as_transformers),
+        cmocka_unit_test(rendered_lines),
+        cmocka_unit_test(lines_are_refused),
+        cmocka_unit_test(missing_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
