@@ -25,6 +25,17 @@ static void print_part(const BlendedDataset *d, int i, FILE *out) {
     fprintf(out, "\n");
 }
 
+// Warns of conversations that are cut before their first answer.
+static void print_unanswered(const GptDataset *p, FILE *out) {
+    if (!p->unanswered_sequences) return;
+    fprintf(out,
+            " > WARNING: %s: %" PRId64 " of %" PRId64
+            " conversations of the %s split are cut before their first answer and train nothing; shorten "
+            "their prompts or use --seq-length %" PRId64 "\n",
+            p->shard->prefix, p->unanswered_sequences, p->end_sequence - p->first_sequence,
+            split_name(p->split), p->answered_length);
+}
+
 void loader_print_summary(const Loader *loader, FILE *out) {
     const LoaderOptions *o = &loader->options;
     static const char *const targets[SPLITS] = {"train:      ", "validation: ", "test:       "};
@@ -44,6 +55,7 @@ void loader_print_summary(const Loader *loader, FILE *out) {
             fprintf(out, " > %s: %" PRId64 " samples of %d tokens from %d shard%s\n", split_name(s),
                     d->samples, o->seq_length, d->shards, d->shards == 1 ? "" : "s");
             for (int i = 0; i < d->shards; i++) print_part(d, i, out);
+            for (int i = 0; i < d->shards; i++) print_unanswered(&d->parts[i], out);
         }
     }
     for (int s = 0; s < SPLITS && !o->sft; s++) {

@@ -24,12 +24,44 @@ static int64_t first_position(const GptDataset *d, int64_t sample) {
     return (int64_t)(d->sample_index[sample] >> SAMPLE_OFFSET_BITS);
 }
 
+// Returns the first token after token 0 of a conversation that the loss counts, or its length if
+// there is none.
+static int64_t first_counted(const GptDataset *d, int64_t sequence) {
+    enum { CHUNK = 256 };
+    int32_t mask[CHUNK];
+    int64_t length = shard_length(d->mask, sequence), position = shard_position(d->mask, sequence);
+    for (int64_t at = 1; at < length; at += CHUNK) {
+        int64_t count = length - at < CHUNK ? length - at : CHUNK;
+        shard_read(d->mask, position + at, count, mask);
+        for (int64_t t = 0; t < count; t++) {
+            if (mask[t]) return at + t;
+        }
+    }
+    return length;
+}
+
+// Counts a conversation that is longer than a sample.
+static void add_cut(GptDataset *d, int64_t sequence) {
+    int64_t first = first_counted(d, sequence);
+    d->cut_sequences++;
+    if (first < room_of(d) || first == shard_length(d->mask, sequence)) return;
+    d->unanswered_sequences++;
+    if (first > d->answered_length) d->answered_length = first;
+}
+
 bool packed_plan(GptDataset *d, int64_t requested, Error *err) {
     const int64_t sequences = d->end_sequence - d->first_sequence;
     int64_t tokens = 0;
     for (int64_t i = d->first_sequence; i < d->end_sequence; i++) {
         tokens += kept(d, i);
-        d->cut_sequences += shard_length(d->shard, i) > room_of(d);
+        if (shard_length(d->shard, i) > room_of(d)) add_cut(d, i);
+    }
+    if (d->unanswered_sequences == sequences) {
+        return data_error(err,
+                          "%s: all %" PRId64
+                          " conversations of the %s split are cut before their first "
+                          "answer; shorten their prompts or use --seq-length %" PRId64,
+                          d->shard->prefix, sequences, split_name(d->split), d->answered_length);
     }
     int64_t fewest = ceil_div64(tokens, room_of(d));  // samples of an epoch without any padding
     d->epochs = requested > 0 ? ceil_div64(requested, fewest) : 1;

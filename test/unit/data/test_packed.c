@@ -214,6 +214,78 @@ static void reports(void **state) {
     loader_close(l);
 }
 
+// Writes masks with ones from token first[c] on. first[c] = lengths[c]: no ones.
+static void write_answers(const Folder *f, const int32_t first[COUNT]) {
+    Error err = {0};
+    ShardWriter *w = shard_writer_open(f->mask, SHARD_U8, &err);
+    assert_non_null(w);
+    for (int c = 0; c < COUNT; c++) {
+        int32_t mask[STEP];
+        for (int t = 0; t < lengths[c]; t++) mask[t] = t >= first[c];
+        assert_true(shard_writer_add_sequence(w, mask, lengths[c], &err));
+        shard_writer_end_document(w);
+    }
+    assert_true(shard_writer_close(w, &err));
+}
+
+static void expect_summary(const LoaderOptions *o, const char *expected, const char *absent) {
+    char text[8192] = "";
+    FILE *out = fmemopen(text, sizeof text, "w");
+    Loader *l = open_loader(o);
+    loader_print_summary(l, out);
+    fclose(out);
+    loader_close(l);
+    if (expected && !strstr(text, expected)) fail_msg("%s", text);
+    if (absent && strstr(text, absent)) fail_msg("%s", text);
+}
+
+// Conversation 5 has 12 tokens, of which a sample holds the first 9.
+static void cut_before_the_first_answer(void **state) {
+    const Folder *f = *state;
+    const char *words[1] = {f->prefix};
+    LoaderOptions o = options(words, 1);
+    int32_t first[COUNT] = {0};
+    first[5] = 8;  // the last token of a sample
+    write_answers(f, first);
+    expect_summary(&o, "1 conversations have more than 9 tokens and are cut", "WARNING");
+    first[5] = 11;
+    write_answers(f, first);
+    expect_summary(&o,
+                   "x: 1 of 12 conversations of the training split are cut before their first answer and "
+                   "train nothing; shorten their prompts or use --seq-length 11\n",
+                   NULL);
+    o.seq_length = 10;
+    expect_summary(&o, "more than 11 tokens and are cut\n > WARNING: ", NULL);
+    o.seq_length = 11;  // nothing is cut
+    expect_summary(&o, NULL, "WARNING");
+    o.seq_length = T;
+    first[5] = lengths[5];  // has no answer: not for lack of room
+    write_answers(f, first);
+    expect_summary(&o, NULL, "WARNING");
+}
+
+static void all_cut_before_the_first_answer(void **state) {
+    const Folder *f = *state;
+    const char *words[1] = {f->prefix};
+    LoaderOptions o = options(words, 1);
+    int32_t first[COUNT] = {0};
+    first[5] = 11;
+    write_answers(f, first);
+    o.split = "1,1,10";  // conversation 5 is in the test split
+    o.samples[SPLIT_TEST] = ONE_EPOCH;
+    loader_close(open_loader(&o));
+    o.seq_length = 1;
+    for (int c = 0; c < COUNT; c++) first[c] = lengths[c] - 1;
+    write_answers(f, first);
+    o.split = "1,0,11";  // the first conversation has 3 tokens
+    Error err = {0};
+    assert_null(loader_open(&o, (Peers){MPI_COMM_SELF, 0, NULL}, &err));
+    assert_int_equal(err.code, EXIT_DATA);
+    assert_non_null(strstr(err.what,
+                           "all 1 conversations of the training split are cut before their first "
+                           "answer; shorten their prompts or use --seq-length 2"));
+}
+
 static void fingerprints_include_masks(void **state) {
     const Folder *f = *state;
     const char *words[1] = {f->prefix};
@@ -265,6 +337,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(ranks_and_rows, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(splits_and_blends, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(reports, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(cut_before_the_first_answer, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(all_cut_before_the_first_answer, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(fingerprints_include_masks, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(wrong_masks, make_folder, remove_folder),
     };
