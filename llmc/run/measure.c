@@ -23,7 +23,9 @@ static Config config_to_measure(const Config *config) {
     c.sharding = SHARD_OPTIMIZER;
     c.recompute_granularity = RECOMPUTE_NONE;
     c.mock_data = true;
+    c.reset_attention_mask |= c.sft;  // mock data has documents, but no conversations and loss masks
     c.sft = false;
+    if (c.lora_rank) c.pretrained_checkpoint = "frozen weights";  // required, but not read
     // Use a schedule that is always valid: no warm-up, no batch ramp-up, no decay.
     c.global_batch_size = c.micro_batch_size;
     c.rampup_batch_size.count = 0;

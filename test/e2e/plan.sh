@@ -616,6 +616,9 @@ check "--plan-measure with weights sharded across all ranks" measures \
     --data-parallel-sharding-strategy optim_grads_params --shard-params-over world --secondary-partition
 check "--plan-measure with local steps and EDEN" measures --local-steps 30 --local-steps-delay 5 \
     --quantized-gradients --gradient-quantization-method eden
+check "--plan-measure with --sft" measures --sft
+check "--plan-measure with --sft, absent data and LoRA" measures --sft --train-data-path "$work/absent" \
+    --lora-rank 8 --load "$work/absent" --finetune
 plan_refused() { # CODE TEXT FLAGS...
     local code=$1 text=$2
     shift 2
