@@ -213,7 +213,8 @@ bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, const PartReques
                             .mask = request->mask,
                             .memory = memory};
     if (!node_memory_agree(memory, plan(dataset, request->samples, err), err)) return false;
-    bool built = dataset->mask ? packed_build(dataset, request->seed, err) : allocate(dataset, err);
+    bool built = dataset->mask ? packed_build(dataset, request->samples, request->seed, err)
+                               : allocate(dataset, err);
     if (!built) {
         gpt_dataset_free(dataset);
         return false;

@@ -83,6 +83,9 @@ typedef struct PackedSample {
 } PackedSample;
 // Reads sample i of a dataset with masks.
 void packed_sample(const GptDataset *dataset, int64_t i, int32_t pad, const PackedSample *out);
+// Returns the number of conversations in the first samples of a dataset with masks. Sets the number
+// of their tokens, without padding, unless tokens is NULL.
+int64_t packed_conversations(const GptDataset *dataset, int64_t samples, int64_t *tokens);
 // Returns the origin of token t of sample i, 0 <= t <= seq_length.
 TokenPlace gpt_dataset_place(const GptDataset *dataset, int64_t i, int64_t t);
 
@@ -156,12 +159,13 @@ void blend_indices(const double *weights, const int64_t *limits, int shards, int
 
 // --- packed.c: datasets with masks. Called by dataset.c and blend.c ------------------------------
 
-// Sets the numbers of epochs, cut and unanswered conversations. Errors (EXIT_DATA): the index is too
+// Sets the numbers of epochs (an upper bound), cut and unanswered conversations. Errors (EXIT_DATA): the index is too
 // small, or all conversations are unanswered.
 bool packed_plan(GptDataset *dataset, int64_t requested, Error *err);
-// Builds document_index and sample_index and sets the numbers of samples. Collective. Error:
-// EXIT_ENVIRONMENT if out of memory; the caller frees the dataset.
-bool packed_build(GptDataset *dataset, uint32_t seed, Error *err);
+// Builds document_index and sample_index and sets the numbers of samples, and of the epochs that the
+// requested number needs. Collective. Error: EXIT_ENVIRONMENT if out of memory; the caller frees the
+// dataset.
+bool packed_build(GptDataset *dataset, int64_t requested, uint32_t seed, Error *err);
 // As gpt_dataset_place. sequence PADDING: after the conversations.
 TokenPlace packed_place(const GptDataset *dataset, int64_t i, int64_t t);
 // Opens the loss masks of a shard. Errors (EXIT_DATA): of shard_open, or if a length differs.

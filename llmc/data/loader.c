@@ -197,6 +197,12 @@ const char *loader_shard_prefix(const Loader *loader, int place) {
 double loader_epoch(const Loader *loader, int64_t consumed) {
     const BlendedDataset *d = &loader->data[SPLIT_TRAIN];
     double tokens = 0;
+    if (d->shards == 1 && d->parts[0].mask) {
+        const GptDataset *part = &d->parts[0];
+        int64_t samples = consumed < part->samples ? consumed : part->samples;
+        return (double)packed_conversations(part, samples, NULL) /
+               (double)(part->end_sequence - part->first_sequence);
+    }
     for (int i = 0; i < d->shards; i++) {
         const GptDataset *part = &d->parts[i];
         tokens += part->mask ? (double)part->samples_per_epoch * loader->options.seq_length

@@ -13,6 +13,9 @@ static void print_part(const BlendedDataset *d, int i, FILE *out) {
             p->end_sequence - p->first_sequence, p->tokens_per_epoch, p->epochs, p->epochs == 1 ? "" : "s",
             p->samples);
     if (p->mask) {
+        if (p->epochs > 1) {
+            fprintf(out, " (about %" PRId64 " per epoch)", (p->samples + p->epochs / 2) / p->epochs);
+        }
         fprintf(out, " of packed conversations");
         if (p->cut_sequences) {
             fprintf(out, "; %" PRId64 " conversations have more than %d tokens and are cut", p->cut_sequences,
@@ -102,6 +105,21 @@ static void print_epoch(const GptDataset *p, int64_t part_sample, FILE *out) {
     }
 }
 
+// Prints what the first `drawn` samples of a part read.
+static void print_drawn(const GptDataset *p, int64_t drawn, FILE *out) {
+    fprintf(out, "    %s: %" PRId64 " samples, ", p->shard->prefix, drawn);
+    if (p->mask) {
+        int64_t tokens, sequences = p->end_sequence - p->first_sequence,
+                        conversations = packed_conversations(p, drawn, &tokens);
+        fprintf(out,
+                "%" PRId64 " conversations, %" PRId64 " tokens, %.3f epochs of %" PRId64 " conversations\n",
+                conversations, tokens, (double)conversations / (double)sequences, sequences);
+        return;
+    }
+    fprintf(out, "%" PRId64 " tokens, %.3f epochs of %" PRId64 " tokens\n", drawn * p->seq_length,
+            (double)drawn * p->seq_length / (double)p->tokens_per_epoch, p->tokens_per_epoch);
+}
+
 static void print_origin(const BlendedDataset *d, int64_t k, FILE *out) {
     int64_t part_sample;
     int i = blended_dataset_shard(d, k, &part_sample);
@@ -114,12 +132,7 @@ static void print_origin(const BlendedDataset *d, int64_t k, FILE *out) {
     int64_t run = d->requested < d->samples ? d->requested : d->samples;
     for (int64_t j = 0; j < run; j++) drawn[blended_dataset_shard(d, j, &part_sample)]++;
     fprintf(out, "  the run's %" PRId64 " samples by part:\n", run);
-    for (i = 0; i < d->shards; i++) {
-        p = &d->parts[i];
-        fprintf(out, "    %s: %" PRId64 " samples, %" PRId64 " tokens, %.3f epochs of %" PRId64 " tokens\n",
-                p->shard->prefix, drawn[i], drawn[i] * p->seq_length,
-                (double)drawn[i] * p->seq_length / (double)p->tokens_per_epoch, p->tokens_per_epoch);
-    }
+    for (i = 0; i < d->shards; i++) print_drawn(&d->parts[i], drawn[i], out);
     free(drawn);
 }
 

@@ -84,37 +84,52 @@ static void shuffle(const GptDataset *d, uint32_t seed) {
     }
 }
 
-// Counts the samples of the first `documents` conversations, and stores their entries unless
-// entries is NULL.
-static int64_t pack(const GptDataset *d, int64_t documents, uint64_t *entries) {
+// Counts the samples of an epoch, and stores their entries unless entries is NULL.
+static int64_t pack_epoch(const GptDataset *d, int64_t epoch, uint64_t *entries) {
     enum { PREFETCH_DISTANCE = 24 };  // lengths are read in random order: prefetch them
-    const int64_t sequences = d->end_sequence - d->first_sequence, room = room_of(d);
+    const int64_t sequences = d->end_sequence - d->first_sequence, room = room_of(d),
+                  end = (epoch + 1) * sequences;
     int64_t samples = 0, used = 0;
-    for (int64_t p = 0; p < documents; p++) {
-        if (p + PREFETCH_DISTANCE < documents)
+    for (int64_t p = epoch * sequences; p < end; p++) {
+        if (p + PREFETCH_DISTANCE < end)
             shard_prefetch_length(d->shard, d->document_index[p + PREFETCH_DISTANCE]);
         int64_t length = kept(d, d->document_index[p]);
-        if (p % sequences == 0 || used + length > room) {
+        if (samples == 0 || used + length > room) {
             if (entries) entries[samples] = (uint64_t)p << SAMPLE_OFFSET_BITS;
             samples++;
             used = 0;
         }
         used += length;
     }
-    if (entries) entries[samples] = (uint64_t)documents << SAMPLE_OFFSET_BITS;
     shard_check_whole(d->shard);
     return samples;
 }
 
-bool packed_build(GptDataset *d, uint32_t seed, Error *err) {
+// Counts the samples, and drops the epochs that the requested number does not need: packed_plan
+// assumed samples without padding.
+static void count_samples(GptDataset *d, int64_t requested) {
+    int64_t epochs = 1;
+    d->samples = d->samples_per_epoch = pack_epoch(d, 0, NULL);
+    while (epochs < d->epochs && d->samples < requested) d->samples += pack_epoch(d, epochs++, NULL);
+    d->samples_before_final = d->samples;
+    d->documents = d->documents / d->epochs * epochs;
+    d->epochs = epochs;
+}
+
+static void fill_sample_index(const GptDataset *d) {
+    int64_t samples = 0;
+    for (int64_t e = 0; e < d->epochs; e++) samples += pack_epoch(d, e, d->sample_index + samples);
+    d->sample_index[samples] = (uint64_t)d->documents << SAMPLE_OFFSET_BITS;
+}
+
+bool packed_build(GptDataset *d, int64_t requested, uint32_t seed, Error *err) {
     size_t documents = 4 * (size_t)d->documents, entries = 0;
     bool fills = node_memory_fills(d->memory);
     d->document_index = (int32_t *)node_memory_alloc(d->memory, documents);
     if (d->document_index) {
         if (fills) shuffle(d, seed);
         node_memory_publish(d->memory);
-        d->samples = d->samples_before_final = pack(d, d->documents, NULL);
-        d->samples_per_epoch = pack(d, d->documents / d->epochs, NULL);
+        count_samples(d, requested);
         entries = 8 * (size_t)(d->samples + 1);
         d->sample_index = (uint64_t *)node_memory_alloc(d->memory, entries);
     }
@@ -124,9 +139,17 @@ bool packed_build(GptDataset *d, uint32_t seed, Error *err) {
                             "or use a machine with more memory",
                             d->shard->prefix, split_name(d->split), (documents + entries) >> 20);
     }
-    if (fills) pack(d, d->documents, d->sample_index);
+    if (fills) fill_sample_index(d);
     node_memory_publish(d->memory);
     return true;
+}
+
+int64_t packed_conversations(const GptDataset *d, int64_t samples, int64_t *tokens) {
+    assert(samples >= 0 && samples <= d->samples);
+    int64_t conversations = first_position(d, samples);
+    if (tokens) *tokens = 0;
+    for (int64_t p = 0; tokens && p < conversations; p++) *tokens += kept(d, d->document_index[p]);
+    return conversations;
 }
 
 void packed_sample(const GptDataset *d, int64_t i, int32_t pad, const PackedSample *out) {

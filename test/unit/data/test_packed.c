@@ -109,12 +109,14 @@ static int check_row(const Batch *b, int row, int seen[COUNT], int *room, int *f
     return conversations;
 }
 
-// Whole conversations, each once per epoch; a sample ends only where the next one does not fit.
-static void every_conversation_once(void **state) {
-    const char *words[1] = {((Folder *)*state)->prefix};
-    LoaderOptions o = options(words, 1);
+// Whole conversations, each once per epoch; a sample ends only where the next one does not fit. The
+// last epoch is needed for the requested samples.
+static void expect_epochs(const char *prefix, int requested) {
+    LoaderOptions o = options(&prefix, 1);
+    o.samples[SPLIT_TRAIN] = requested;
     Loader *l = open_loader(&o);
     int seen[COUNT] = {0}, packed = 0, room = 0, epochs = 0;
+    int64_t ends[100];  // samples up to the end of each epoch
     for (int64_t k = 0; k < loader_samples(l, SPLIT_TRAIN); k++) {
         Batch b;
         Error err = {0};
@@ -125,11 +127,18 @@ static void every_conversation_once(void **state) {
         if (packed % COUNT) continue;
         epochs++;
         for (int c = 0; c < COUNT; c++) assert_int_equal(seen[c], epochs);
-        assert_true(loader_epoch(l, k + 1) > epochs - 0.3 && loader_epoch(l, k + 1) < epochs + 0.3);
+        assert_true(loader_epoch(l, k + 1) == epochs);
+        ends[epochs - 1] = k + 1;
     }
     assert_true(epochs >= 2);
+    assert_true(ends[epochs - 1] >= requested && ends[epochs - 2] < requested);
     assert_int_equal(packed, epochs * COUNT);
     loader_close(l);
+}
+
+static void every_conversation_once(void **state) {
+    static const int requested[] = {9, 20, 90, 200};
+    for (int i = 0; i < 4; i++) expect_epochs(((Folder *)*state)->prefix, requested[i]);
 }
 
 // Reads all batches of both loaders, which must be equal for the samples of the shorter one.
@@ -211,6 +220,73 @@ static void reports(void **state) {
     assert_non_null(strstr(text, ": padding\n"));
     assert_non_null(strstr(text, "  loss masks: 0 "));
     assert_non_null(strstr(text, "x_loss_mask: the loss counts 39 tokens; 0 sequences have none: OK"));
+    loader_close(l);
+}
+
+// The summary and --inspect-data count conversations, because padding is not data.
+static void reports_of_several_epochs(void **state) {
+    enum { REQUESTED = 90 };
+    const char *words[1] = {((Folder *)*state)->prefix};
+    LoaderOptions o = options(words, 1);
+    o.samples[SPLIT_TRAIN] = REQUESTED;
+    Loader *l = open_loader(&o);
+    int seen[COUNT] = {0}, room, first, conversations = 0, tokens = 0, all = 0;
+    for (int k = 0; k < loader_samples(l, SPLIT_TRAIN); k++) {
+        Batch b;
+        Error err = {0};
+        assert_true(loader_batch(l, SPLIT_TRAIN, k, &b, &err));
+        int count = check_row(&b, 0, seen, &room, &first);
+        all += count;
+        if (k < REQUESTED) {
+            conversations += count;
+            tokens += ROOM - room;
+        }
+    }
+    char text[8192] = "", summary[128], inspected[160];
+    int epochs = all / COUNT;
+    long samples = (long)loader_samples(l, SPLIT_TRAIN);
+    assert_true(epochs > 2 && all % COUNT == 0);
+    assert_true(loader_epoch(l, REQUESTED) == (double)conversations / COUNT);
+    snprintf(summary, sizeof summary, "%d epochs, %ld samples (about %ld per epoch) of packed conversations",
+             epochs, samples, (samples + epochs / 2) / epochs);
+    snprintf(inspected, sizeof inspected, "%d samples, %d conversations, %d tokens, %.3f epochs of %d ",
+             REQUESTED, conversations, tokens, (double)conversations / COUNT, COUNT);
+    FILE *out = fmemopen(text, sizeof text, "w");
+    Error err = {0};
+    loader_print_summary(l, out);
+    assert_true(loader_inspect(l, 0, out, NULL, NULL, &err));
+    fclose(out);
+    if (!strstr(text, summary) || !strstr(text, inspected))
+        fail_msg("%s%s not in\n%s", summary, inspected, text);
+    loader_close(l);
+}
+
+// The same of each shard of a blend.
+static void reports_of_blends(void **state) {
+    const char *prefix = ((Folder *)*state)->prefix, *words[4] = {"0.7", prefix, "0.3", prefix};
+    LoaderOptions o = options(words, 4);
+    o.samples[SPLIT_TRAIN] = 60;
+    char text[8192] = "";
+    FILE *out = fmemopen(text, sizeof text, "w");
+    Error err = {0};
+    Loader *l = open_loader(&o);
+    assert_true(loader_inspect(l, 59, out, NULL, NULL, &err));
+    fclose(out);
+    int samples, conversations, tokens;
+    double epochs;
+    const char *at = strstr(text, "samples by part:\n");
+    assert_non_null(at);
+    for (int i = 0; i < 2; i++) {
+        at = strstr(at, "/x: ");
+        assert_non_null(at);
+        assert_int_equal(sscanf(at, "/x: %d samples, %d conversations, %d tokens, %lf", &samples,
+                                &conversations, &tokens, &epochs),
+                         4);
+        assert_int_equal(samples, i ? 18 : 42);
+        assert_true(tokens > samples * ROOM / 2 && tokens <= samples * ROOM);
+        assert_true(epochs > conversations / (COUNT + 0.01) && epochs < conversations / (COUNT - 0.01));
+        at++;
+    }
     loader_close(l);
 }
 
@@ -337,6 +413,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(ranks_and_rows, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(splits_and_blends, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(reports, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(reports_of_several_epochs, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(reports_of_blends, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(cut_before_the_first_answer, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(all_cut_before_the_first_answer, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(fingerprints_include_masks, make_folder, remove_folder),
