@@ -156,17 +156,20 @@ local_steps() { # each group averages over its own tokens
 check "local steps" local_steps
 
 # --- resuming ------------------------------------------------------------------------------------
+# The run is too long to end before the signal. The others continue past the checkpoint that it left.
 resumes() {
-    local run=(2 "${sft[@]}" --train-iters 12 --save-interval 4 --eval-interval 3)
-    logged straight "${run[@]}" || return 1
-    in_background killed "${run[@]}" --save "$work/killed"
+    local run=(2 "${sft[@]}" --lr-decay-iters 12 --save-interval 4 --eval-interval 3) from
+    in_background killed "${run[@]}" --train-iters 1000000 --save "$work/killed"
     wait_for_iteration killed 9 && signal_rank KILL 1 || return 1
     wait "$job"
+    from=$(cat "$work/killed/latest_checkpointed_iteration.txt") && [ "$from" -ge 4 ] ||
+        { why="no checkpoint was left"; return 1; }
+    run+=(--train-iters $((from + 8)))
     logged resumed "${run[@]}" --load "$work/killed" || return 1
-    local from
-    from=$(sed -n 's/.*successfully loaded checkpoint.*iteration \([0-9]*\).*/\1/p' "$work/out" | head -n 1)
-    [ "${from:-0}" -ge 4 ] || { why="nothing was loaded"; return 1; }
-    [ "$from" -eq 12 ] || same_training straight resumed "$from" # 12: it ended before the signal
+    grep -q "successfully loaded checkpoint.* iteration $from\b" "$work/out" ||
+        { why="iteration $from was not loaded"; return 1; }
+    logged straight "${run[@]}" && same_training straight resumed "$from" &&
+        [ "$(train_lines resumed | wc -l)" -eq 8 ] || { why=${why:-"not 8 iterations"}; return 1; }
 }
 check "a killed run resumes bit-exactly" resumes
 
