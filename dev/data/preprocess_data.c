@@ -56,6 +56,7 @@ static const Option table[] = {
     {.help = "tokens"},
     {"tokenizer-type", .kind = OPTION_CHOICE, .offset = FIELD(tokenizer_type), .initial = "GPT2BPETokenizer",
      .choices = "GPT2BPETokenizer|Byte|HuggingFaceTokenizer", .value = "TYPE",
+     .no_other = "HuggingFaceTokenizer reads a model's tokenizer.json, and --chat applies chat templates",
      .help = "GPT-2's byte-level BPE; bytes as ids (EOD 256, needs no files); the byte-level BPE of a "
              "tokenizer.json."},
     {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(vocab_file), .value = "FILE",

@@ -29,7 +29,7 @@ typedef struct GptDataset {
     int64_t samples;               // all complete samples of the epochs, at least as many as requested
     int64_t samples_per_epoch;     // with masks: of the first epoch; others differ slightly
     int64_t cut_sequences;         // with masks: longer than a sample, so their ends are not read
-    int64_t unanswered_sequences;  // those of which no token that the loss counts is read
+    int64_t unanswered_sequences;  // cut before the first token that the loss counts
     int64_t answered_length;       // smallest seq_length without unanswered sequences; 0: there are none
     int32_t *document_index;       // (documents) sequence ids
     uint64_t *sample_index;        // (samples + 1) position in document_index << 31 | offset in that sequence
@@ -159,12 +159,12 @@ void blend_indices(const double *weights, const int64_t *limits, int shards, int
 
 // --- packed.c: datasets with masks. Called by dataset.c and blend.c ------------------------------
 
-// Sets the numbers of epochs (an upper bound), cut and unanswered conversations. Errors (EXIT_DATA): the index is too
-// small, or all conversations are unanswered.
+// Sets the numbers of epochs (an upper bound), of cut and of unanswered conversations. Errors
+// (EXIT_DATA): the index is too small, or all conversations are unanswered.
 bool packed_plan(GptDataset *dataset, int64_t requested, Error *err);
-// Builds document_index and sample_index and sets the numbers of samples, and of the epochs that the
-// requested number needs. Collective. Error: EXIT_ENVIRONMENT if out of memory; the caller frees the
-// dataset.
+// Builds document_index and sample_index and sets the numbers of samples, and of the epochs that
+// the requested number needs. Collective. Error: EXIT_ENVIRONMENT if out of memory; the caller
+// frees the dataset.
 bool packed_build(GptDataset *dataset, int64_t requested, uint32_t seed, Error *err);
 // As gpt_dataset_place. sequence PADDING: after the conversations.
 TokenPlace packed_place(const GptDataset *dataset, int64_t i, int64_t t);

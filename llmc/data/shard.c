@@ -62,6 +62,24 @@ int64_t shard_boundary(const Shard *shard, int64_t document) {
     return load_i64(shard->index + SHARD_HEADER_BYTES + 12 * shard->sequences + 8 * document);
 }
 
+// Sets the error for a file of a shard that cannot be opened. Uses errno. Always returns false.
+static bool cannot_open(const char *prefix, const char *path, Error *err) {
+    int cause = errno;
+    struct stat status;
+    const char *dot = strrchr(prefix, '.');
+    bool part = dot && (!strcmp(dot, ".bin") || !strcmp(dot, ".idx"));
+    if (!part && stat(prefix, &status) == 0 && S_ISREG(status.st_mode)) {
+        return data_error(err,
+                          "%s is a file, not the prefix of a shard; tokenize it with preprocess_data, "
+                          "conversations with --chat, and pass the prefix that it prints",
+                          prefix);
+    }
+    return data_error(err,
+                      "cannot open %s: %s; pass the shard's prefix, without .bin or .idx "
+                      "(preprocess_data --output-prefix P makes P_text_document)",
+                      path, strerror(cause));
+}
+
 // Maps <prefix><suffix> read-only, guarded against truncation (mapped.c). An empty file gives NULL
 // and 0 bytes.
 static bool map_file(const char *prefix, const char *suffix, const uint8_t **data, size_t *bytes,
@@ -73,12 +91,7 @@ static bool map_file(const char *prefix, const char *suffix, const uint8_t **dat
     *data = NULL;
     *bytes = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return data_error(err,
-                          "cannot open %s: %s; pass the shard's prefix, without .bin or .idx "
-                          "(preprocess_data --output-prefix P makes P_text_document)",
-                          path, strerror(errno));
-    }
+    if (fd < 0) return cannot_open(prefix, path, err);
     struct stat status;
     bool regular = fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
     void *map = NULL;

@@ -156,7 +156,7 @@ local_steps() { # each group averages over its own tokens
 check "local steps" local_steps
 
 # --- resuming ------------------------------------------------------------------------------------
-# The run is too long to end before the signal. The others continue past the checkpoint that it left.
+# The killed run is too long to end before the signal. The others continue past its checkpoint.
 resumes() {
     local run=(2 "${sft[@]}" --lr-decay-iters 12 --save-interval 4 --eval-interval 3) from
     in_background killed "${run[@]}" --train-iters 1000000 --save "$work/killed"
@@ -197,6 +197,8 @@ check "masks of another shard" refused 5 "sequence 0 differs in length" 2 "${sft
 copy_masks text_text_document
 check "masks that are not 0 or 1" refused 5 "loss masks other than 0 and 1" 2 "${sft[@]}" \
     --data-path "$work/text_text_document"
+check "JSON lines, as Megatron-LM reads them" refused 5 "tokenize it with preprocess_data, conversations with --chat" \
+    1 "${sft[@]}" --data-path "$work/chats.jsonl"
 check "--reset-position-ids" refused 2 "drop --reset-position-ids" 1 "${sft[@]}" --reset-position-ids
 check "--eod-mask-loss" refused 2 "drop --eod-mask-loss" 1 "${sft[@]}" --eod-mask-loss
 check "--mock-data" refused 2 "which --mock-data lacks" 1 "${sft[@]}" --mock-data

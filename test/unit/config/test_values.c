@@ -252,7 +252,17 @@ static void supervised_fine_tuning(void **state) {
     must_fail(NO_DATA "--sft --data-path a --reset-attention-mask", 0, "drop --reset-position-ids and");
     must_fail(NO_DATA "--sft --data-path a --reset-position-ids", 0, "drop --reset-position-ids and");
     must_fail(NO_DATA "--sft --data-path a --eod-mask-loss", 0, "drop --eod-mask-loss");
-    must_fail(SMALL "--sft-tokenizer-prompt-format default", 0, "use preprocess_data --chat");
+    // Megatron-LM's other flags for conversations.
+    must_fail(SMALL "--sft-tokenizer-prompt-format default", 0, "use preprocess_data --chat TEMPLATE");
+    must_fail(SMALL "--tokenizer-type SFTTokenizer", 0, "and preprocess_data --chat applies chat templates");
+    must_fail(SMALL "--sft-sequence-packing", 0, "--sft always packs conversations; drop the flag");
+    must_fail(SMALL "--sft-mock-dataset-config-json {}", 0, "reads shards of preprocess_data --chat; drop");
+    must_fail(SMALL "--sft-of-a-fork", 0, "is refused: --sft reads shards");
+    must_fail(SMALL "--dataloader-inter-document-masking", 0, "use --reset-attention-mask, or --sft");
+    must_fail(SMALL "--max-seqlen-per-dp-cp-rank 4096", 0, "context parallelism is not supported; drop");
+    must_fail(SMALL "--sequence-packing-scheduler dp_balanced", 0, "context parallelism is not supported");
+    must_run(&run, NO_DATA "--sft --data-path a --legacy-tokenizer", 1);
+    config_free(&run.config);
 }
 
 int main(void) {

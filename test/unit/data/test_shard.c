@@ -385,9 +385,19 @@ static void missing(void **state) {
     assert_false(shard_open(&s, f->prefix, &err));
     assert_int_equal(err.code, EXIT_DATA);
     assert_non_null(strstr(err.what, "x.idx"));
+    put(f->prefix, ".jsonl", "{}", 2);
+    char file[160];
+    snprintf(file, sizeof file, "%s.jsonl", f->prefix);
+    assert_false(shard_open(&s, file, &err));
+    assert_int_equal(err.code, EXIT_DATA);
+    assert_non_null(strstr(err.what, "x.jsonl is a file, not the prefix of a shard; tokenize it with "));
     put(f->prefix, ".idx", GOLDEN_IDX, sizeof GOLDEN_IDX);
     assert_false(shard_open(&s, f->prefix, &err));
     assert_non_null(strstr(err.what, "x.bin"));
+    snprintf(file, sizeof file, "%s.idx", f->prefix);
+    assert_false(shard_open(&s, file, &err));
+    assert_non_null(
+        strstr(err.what, "x.idx.idx: No such file or directory; pass the shard's prefix, without"));
     assert_false(shard_open(&s, f->path, &err));
     char nowhere[160];
     snprintf(nowhere, sizeof nowhere, "%s/no/such", f->path);
