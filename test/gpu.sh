@@ -492,7 +492,7 @@ as_nccl() {
     local ranks=$1 what="$2 in peer memory" steps=(--train-iters 20 --deterministic-mode)
     shift 2
     [ "$ranks" -le "$gpus" ] || { skip "$what" "$gpus GPUs"; return; }
-    trained nccl 1 "$ranks" "${steps[@]}" "$@" &&
+    trained nccl 1 "$ranks" "${steps[@]}" "$@" --tp-comm-backend nccl &&
         trained peer 1 "$ranks" "${steps[@]}" "$@" --tp-comm-backend peer || return
     if grep -q 'collectives read and write the memory of the other GPUs' "$work/log"; then
         same "$what: identical to NCCL" nccl peer

@@ -47,7 +47,7 @@ typedef enum Fp8AmaxAlgo { FP8_MOST_RECENT, FP8_MAX } Fp8AmaxAlgo;
 typedef enum Detokenizer { DETOKENIZE_NONE, DETOKENIZE_WIKITEXT } Detokenizer;
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
 // How tensor-parallel ranks communicate: NCCL | kernels that read and write peer memory
-typedef enum TpCommBackend { TP_COMM_NCCL, TP_COMM_PEER } TpCommBackend;
+typedef enum TpCommBackend { TP_COMM_AUTO, TP_COMM_NCCL, TP_COMM_PEER } TpCommBackend;
 typedef enum NodeExchange { NODE_EXCHANGE_AUTO, NODE_EXCHANGE_NCCL, NODE_EXCHANGE_COPIES } NodeExchange;
 // State that data-parallel ranks shard: nothing | optimizer state | also gradients | also weights.
 // ShardScope: weights are sharded over the ranks of a node, or over all ranks.

@@ -207,10 +207,11 @@ static const Option table[] = {
         "(Megatron-LM silently lowers a T above the number of ranks; here it is an error)"),
     FLAG("sequence-parallel", FREE | NEEDS_TENSOR_RANKS, sequence_parallel,
          "save memory: also split LayerNorms and residuals among the T ranks, by tokens"),
-    CHOICE("tp-comm-backend", FREE | NEEDS_TENSOR_RANKS, TpCommBackend, tp_comm_backend, "nccl", "nccl|peer",
-           "how the T ranks exchange activations. nccl: NCCL and separate kernels. peer: one kernel per "
-           "collective, which reads and writes the memory of the other GPUs of the node; not yet measured. "
-           "Results are bitwise identical"),
+    CHOICE("tp-comm-backend", FREE | NEEDS_TENSOR_RANKS, TpCommBackend, tp_comm_backend, "auto",
+           "auto|nccl|peer",
+           "how the T ranks exchange activations. peer: one kernel per collective, which reads and writes "
+           "the memory of the other GPUs of the node. nccl: NCCL and separate kernels. auto: peer if all T "
+           "ranks can, else nccl. Results are bitwise identical"),
     INT("pipeline-model-parallel-size", FREE, pipeline_model_parallel_size, "1", 1, 10000,
         "number of pipeline stages P (1F1B schedule). P must divide layers and ranks"),
     INT("num-layers-per-virtual-pipeline-stage", FREE, num_layers_per_virtual_pipeline_stage, "0", 0, 10000,

@@ -233,7 +233,7 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->inputs = gpt->stage.embeds && gpt->stage.shape.chunks == 1 ? 0 : gpt->slots + 1;
     gpt->tp.group = &mesh->tp;
     gpt->tp.sequence = config->sequence_parallel && ranks > 1;
-    gpt->tp.peer = config->tp_comm_backend == TP_COMM_PEER && ranks > 1;
+    gpt->tp.peer = config->tp_comm_backend != TP_COMM_NCCL && ranks > 1;
     gpt->tp.C = gpt->C;
     gpt->tp.coded = config->quantized_tensor_parallel && ranks > 1;
     gpt->tp.format = tp_format(config);

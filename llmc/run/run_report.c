@@ -72,7 +72,7 @@ static void report_exchange(Run *run) {
     }
 }
 
-// Logs how tensor-parallel ranks communicate (--tp-comm-backend peer).
+// Logs how tensor-parallel ranks communicate (--tp-comm-backend).
 static void report_tensor_parallel(Run *run) {
     Error why = run->gpt->tp.not_direct;
     int without = why.code != 0;
@@ -83,10 +83,12 @@ static void report_tensor_parallel(Run *run) {
     if (without == 0) {
         log_line(run->log, "tensor-parallel collectives read and write the memory of the other GPUs");
     } else if (without < run->launch.size) {
-        log_line(run->log, "WARNING: --tp-comm-backend peer has no effect on %d of %d ranks: %s", without,
+        log_line(run->log, "WARNING: tensor-parallel collectives of %d of %d ranks use NCCL: %s", without,
                  run->launch.size, why.what);
-    } else {
+    } else if (run->config.tp_comm_backend == TP_COMM_PEER) {
         log_line(run->log, "WARNING: --tp-comm-backend peer has no effect: %s", why.what);
+    } else if (!device_kind()->only_way) {
+        log_line(run->log, "tensor-parallel collectives use NCCL: %s", why.what);
     }
 }
 

@@ -13,7 +13,7 @@ static void derived_sizes(void **state) {
         {"--tensor-model-parallel-size 2", "\"sequence_parallel\":false"},
         {"--tensor-model-parallel-size 2 --sequence-parallel", "\"sequence_parallel\":true"},
         {"--sequence-parallel", "\"sequence_parallel\":false"},  // no effect with T = 1
-        {"--tensor-model-parallel-size 2", "\"tp_comm_backend\":\"nccl\""},
+        {"--tensor-model-parallel-size 2", "\"tp_comm_backend\":\"auto\""},
         {"--tensor-model-parallel-size 2 --tp-comm-backend peer", "\"tp_comm_backend\":\"peer\""},
         {"--tensor-model-parallel-size 2 --global-batch-size 12", "\"num_micro_batches\":3"},
         // With interleaved stages the number of micro-batches must be a multiple of P.
