@@ -23,7 +23,8 @@ bool adapters_open(Adapters *a, const AdaptersChoice *choice, int64_t *iteration
     char note[1400];
     memset(a, 0, sizeof *a);
     *iteration = choice->iteration;
-    a->checkpoint = checkpoint_open(choice->load, iteration, choice->peers, note, sizeof note, err);
+    a->checkpoint = checkpoint_open(choice->load, iteration, "--ckpt-step", choice->peers, note, sizeof note,
+                                    err);
     if (!a->checkpoint) return false;
     const char *arguments = checkpoint_arguments(a->checkpoint);
     if (!config_saved_lora_rank(arguments)) {

@@ -58,8 +58,8 @@ static void add_note(HfReport *report, const char *note) {
 static bool open_checkpoint(Exporting *e, HfReport *report, Error *err) {
     char note[1400];
     report->iteration = e->options->iteration;
-    e->checkpoint = checkpoint_open(e->options->load, &report->iteration, e->options->peers, note,
-                                    sizeof note, err);
+    e->checkpoint = checkpoint_open(e->options->load, &report->iteration, "--ckpt-step", e->options->peers,
+                                    note, sizeof note, err);
     if (e->checkpoint) add_note(report, note);
     return e->checkpoint != NULL;
 }
@@ -364,7 +364,25 @@ static bool write_folder(Exporting *e, Error *err) {
     return ok;
 }
 
-// Reads the adapters to merge. They must belong to a model of the same shape.
+// Checks that the adapters were trained on the model of --load.
+static bool match_base(const Exporting *e, HfReport *report, Error *err) {
+    BaseModel loaded = checkpoint_as_base(e->checkpoint, e->options->load);
+    Error why;
+    BaseMatch match = base_model_compare(checkpoint_base(e->adapters.checkpoint), &loaded, "--ckpt-step",
+                                         &why);
+    if (match == BASE_DIFFERS) {
+        *err = why;
+        return false;
+    }
+    if (match == BASE_UNKNOWN) {
+        char note[sizeof why.what + 16];
+        snprintf(note, sizeof note, "WARNING: %s", why.what);
+        add_note(report, note);
+    }
+    return true;
+}
+
+// Reads the adapters to merge.
 static bool read_adapters(Exporting *e, HfReport *report, Error *err) {
     const HfExport *o = e->options;
     int64_t iteration;
@@ -372,7 +390,8 @@ static bool read_adapters(Exporting *e, HfReport *report, Error *err) {
     AdaptersChoice choice = {o->adapters, -1, o->fp32, o->weights, o->peers};
     bool ok = adapters_open(&e->adapters, &choice, &iteration, err) &&
               checkpoint_check_tensors(e->checkpoint, e->adapters.model.gpt.whole,
-                                       e->adapters.model.gpt.whole_tensors, err);
+                                       e->adapters.model.gpt.whole_tensors, err) &&
+              match_base(e, report, err);
     size_t used = strlen(report->notes);
     snprintf(report->notes + used, sizeof report->notes - used, "%s", e->adapters.note);
     return ok;

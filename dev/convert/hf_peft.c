@@ -178,7 +178,12 @@ bool hf_export_adapters(const HfExport *options, HfReport *report, Error *err) {
     for (int i = 0; i < lora->whole_tensors; i++)
         report->parameters += tensor_whole_elements(&lora->whole[i]);
     report->files = 1;
-    snprintf(report->notes, sizeof report->notes, "%s", p.adapters.note);
+    const BaseModel *base = ok ? checkpoint_base(p.adapters.checkpoint) : NULL;
+    int used = snprintf(report->notes, sizeof report->notes, "%s", p.adapters.note);
+    if (base && base->path) {
+        snprintf(report->notes + used, sizeof report->notes - (size_t)used,
+                 "The adapters belong to iteration %" PRId64 " of %.600s.\n", base->iteration, base->path);
+    }
     hf_map_free(&p.map);
     adapters_close(&p.adapters);
     return ok;

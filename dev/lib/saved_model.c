@@ -24,8 +24,8 @@ static bool open_tokenizer(SavedModel *model, Error *err) {
 bool saved_model_open(SavedModel *model, const SavedModelChoice *choice, Error *err) {
     memset(model, 0, sizeof *model);
     model->iteration = choice->iteration;
-    model->checkpoint = checkpoint_open(choice->load, &model->iteration, choice->peers, model->note,
-                                        sizeof model->note, err);
+    model->checkpoint = checkpoint_open(choice->load, &model->iteration, "--ckpt-step", choice->peers,
+                                        model->note, sizeof model->note, err);
     bool ok = model->checkpoint != NULL;
     if (ok) {
         const char *arguments = checkpoint_arguments(model->checkpoint);

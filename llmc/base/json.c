@@ -65,3 +65,10 @@ const char *json_member_string(const cJSON *object, const char *name) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
     return cJSON_IsString(item) ? item->valuestring : NULL;
 }
+
+bool json_member_hash(const cJSON *object, const char *name, uint64_t *value) {
+    const char *text = json_member_string(object, name);
+    if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16) return false;
+    *value = strtoull(text, NULL, 16);
+    return true;
+}

@@ -26,5 +26,7 @@ bool json_int64(const cJSON *item, int64_t min, int64_t max, int64_t *value);
 bool json_member_int64(const cJSON *object, const char *name, int64_t min, int64_t max, int64_t *value);
 // Returns string member `name`, owned by the object, or NULL.
 const char *json_member_string(const cJSON *object, const char *name);
+// Reads a member of 16 lowercase hexadecimal digits. Returns false if it is missing or malformed.
+bool json_member_hash(const cJSON *object, const char *name, uint64_t *value);
 
 LLMC_END

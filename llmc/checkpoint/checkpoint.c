@@ -336,6 +336,7 @@ static bool publish_job(CheckpointJob *job) {
                              .node_states = save->node_states,
                              .node_state_count = save->node_state_count,
                              .fp8 = &job->fp8,
+                             .base = &save->base,
                              .arguments_json = save->arguments_json,
                              .tensors = save->tensors,
                              .tensor_count = save->tensor_count};

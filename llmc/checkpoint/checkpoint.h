@@ -23,6 +23,7 @@
 //                                        atomically
 //   .iter_0000050.del/                   an old checkpoint being deleted
 #pragma once
+#include "llmc/checkpoint/base_model.h"
 #include "llmc/checkpoint/save_folder.h"
 #include "llmc/checkpoint/slice.h"
 #include "llmc/ranks/peers.h"
@@ -36,6 +37,7 @@ typedef struct CheckpointSave {
     RunState state;
     const RunState *node_states;
     int node_state_count;        // 0: all nodes have `state`. Rank 0's array is saved
+    BaseModel base;              // the path must stay valid until the job is done; NULL: none
     const Fp8State *fp8;         // rank 0's is saved; NULL or empty: none
     const char *arguments_json;  // config_to_json
     const Tensor *tensors;
@@ -121,9 +123,10 @@ Checkpoint *checkpoint_open_or_fall_back(const char *directory, int64_t *iterati
                                          size_t note_bytes, Error *err);
 // Opens the checkpoint of *iteration, or fails: if it is damaged or missing, the error names the
 // newest intact earlier one. If *iteration is negative, which only tools on a single rank may pass,
-// opens the latest one and sets *iteration. note: as in checkpoint_find. Collective.
-Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, Peers peers, char *note,
-                            size_t note_bytes, Error *err);
+// opens the latest one and sets *iteration. step_flag: the flag that selects the iteration, for
+// errors. note: as in checkpoint_find. Collective.
+Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, const char *step_flag, Peers peers,
+                            char *note, size_t note_bytes, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 const RunState *checkpoint_state(const Checkpoint *checkpoint);
 // State of `node`; falls back to the run's state if none was saved for it.
@@ -131,6 +134,10 @@ const RunState *checkpoint_node_state(const Checkpoint *checkpoint, int node);
 // State of delayed FP8 scaling; empty if none was saved.
 const Fp8State *checkpoint_fp8(const Checkpoint *checkpoint);
 const char *checkpoint_arguments(const Checkpoint *checkpoint);  // JSON text
+// Base model recorded with LoRA adapters; without path if there is none. Owned by the checkpoint.
+const BaseModel *checkpoint_base(const Checkpoint *checkpoint);
+// Describes a checkpoint as the base of adapters. The result borrows `directory`.
+BaseModel checkpoint_as_base(const Checkpoint *checkpoint, const char *directory);
 // Checks that the checkpoint's parameters have the names and shapes of the model's. The error names
 // the first difference.
 bool checkpoint_check_tensors(const Checkpoint *checkpoint, const Tensor *tensors, int count, Error *err);

@@ -293,25 +293,25 @@ static void close_shards(const Checkpoint *c) {
 }
 
 // Reports why the folder has no checkpoint of this iteration. Returns false.
-static bool no_such_checkpoint(const char *directory, int64_t iteration, Error *err) {
+static bool no_such_checkpoint(const char *directory, int64_t iteration, const char *step_flag, Error *err) {
     char list[200];
     if (!*existing(directory, list))
         return may_hold_a_run(directory, err) &&
                ckpt_error(err, "%s holds no checkpoint; use a folder that a run saved into", directory);
     return ckpt_error(err,
                       "%s has no checkpoint of iteration %" PRId64
-                      " (existing iterations: %s); choose "
-                      "another iteration with --ckpt-step, or another folder",
-                      directory, iteration, list);
+                      " (existing iterations: %s); choose another iteration with %s, or another folder",
+                      directory, iteration, list, step_flag);
 }
 
-static Checkpoint *open_exact(const char *directory, int64_t iteration, Peers peers, Error *err) {
+static Checkpoint *open_exact(const char *directory, int64_t iteration, const char *step_flag, Peers peers,
+                              Error *err) {
     Checkpoint *c = xcalloc(1, sizeof *c, "a checkpoint");
     c->folder = find_folder(directory, iteration);
     c->cache = xcalloc(1, sizeof *c->cache, "a checkpoint's open files");
     bool ok = peers_rank(peers) != 0 ||
               (durable_exists(c->folder) ? may_be_ours(directory, iteration, err)
-                                         : no_such_checkpoint(directory, iteration, err));
+                                         : no_such_checkpoint(directory, iteration, step_flag, err));
     if (peers_agree(peers, ok, err, NULL) && read_manifest(c, iteration, peers, err) &&
         check_files(c, peers, err)) {
         size_t bytes = ((size_t)c->manifest.file_count + 1) * sizeof(int);
@@ -345,16 +345,16 @@ static Earlier find_earlier(const char *directory, int64_t requested, int64_t it
 
 // Opens the checkpoint of *iteration or the newest intact one before it, and sets *iteration to its
 // iteration. *fault: why the requested one is unusable. damage: as in Earlier.
-static Checkpoint *open_intact(const char *directory, int64_t *iteration, Peers peers, char damage[200],
-                               Error *fault) {
+static Checkpoint *open_intact(const char *directory, int64_t *iteration, const char *step_flag, Peers peers,
+                               char damage[200], Error *fault) {
     int rank = peers_rank(peers);
     Earlier earlier = {*iteration, ""};
-    Checkpoint *c = open_exact(directory, *iteration, peers, fault);
+    Checkpoint *c = open_exact(directory, *iteration, step_flag, peers, fault);
     while (!c) {
         if (rank == 0) earlier = find_earlier(directory, *iteration, earlier.iteration);
         peers_broadcast(peers, &earlier, sizeof earlier, 0);
         if (earlier.iteration < 0) return NULL;
-        c = open_exact(directory, earlier.iteration, peers, NULL);
+        c = open_exact(directory, earlier.iteration, step_flag, peers, NULL);
     }
     *iteration = earlier.iteration;
     memcpy(damage, earlier.damage, sizeof earlier.damage);
@@ -368,7 +368,7 @@ Checkpoint *checkpoint_open_or_fall_back(const char *directory, int64_t *iterati
     char damage[200];
     Error fault;
     *note = 0;
-    Checkpoint *c = open_intact(directory, iteration, peers, damage, &fault);
+    Checkpoint *c = open_intact(directory, iteration, "--ckpt-step", peers, damage, &fault);
     if (!c && err) *err = fault;
     if (!c || *iteration == requested) return c;
     int used = snprintf(note, note_bytes,
@@ -384,20 +384,20 @@ Checkpoint *checkpoint_open_or_fall_back(const char *directory, int64_t *iterati
     return c;
 }
 
-Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, Peers peers, char *note,
-                            size_t note_bytes, Error *err) {
+Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, const char *step_flag, Peers peers,
+                            char *note, size_t note_bytes, Error *err) {
     char damage[200];
     Error fault;
     *note = 0;
     if (*iteration < 0) *iteration = checkpoint_find(directory, note, note_bytes, err);
     if (*iteration == CHECKPOINT_UNREADABLE) return NULL;
     int64_t intact = *iteration;
-    Checkpoint *c = open_intact(directory, &intact, peers, damage, &fault);
+    Checkpoint *c = open_intact(directory, &intact, step_flag, peers, damage, &fault);
     if (!c && err) *err = fault;
     if (!c || intact == *iteration) return c;
     checkpoint_close(c);
-    ckpt_error(err, "%.*s; pass --ckpt-step %" PRId64 " to load the previous checkpoint",
-               (int)strcspn(fault.what, ";"), fault.what, intact);
+    ckpt_error(err, "%.*s; pass %s %" PRId64 " to load the previous checkpoint",
+               (int)strcspn(fault.what, ";"), fault.what, step_flag, intact);
     return NULL;
 }
 
@@ -420,6 +420,10 @@ const RunState *checkpoint_node_state(const Checkpoint *c, int node) {
 }
 const Fp8State *checkpoint_fp8(const Checkpoint *c) { return &c->manifest.fp8; }
 const char *checkpoint_arguments(const Checkpoint *c) { return c->manifest.arguments; }
+const BaseModel *checkpoint_base(const Checkpoint *c) { return &c->manifest.base; }
+BaseModel checkpoint_as_base(const Checkpoint *c, const char *directory) {
+    return (BaseModel){directory, c->manifest.state.iteration, manifest_content(&c->manifest)};
+}
 
 int checkpoint_nodes(const Checkpoint *c, SliceKind kind) { return c->manifest.nodes[kind]; }
 

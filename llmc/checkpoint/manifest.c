@@ -187,6 +187,7 @@ char *manifest_text(const ManifestRun *run, int world_size, int kinds, const cha
              slice_kind_dtype(SLICE_WEIGHT));
     write_states(&out, run);
     write_fp8(&out, run->fp8);
+    base_model_write(&out, run->base);
     text_add(&out, "\"arguments\": %s,\n", run->arguments_json ? run->arguments_json : "{}");
     write_tensors(&out, run, kinds > (int)FIRST_KINDS ? kinds : (int)FIRST_KINDS);
     text_add(&out, "\"files\": [\n");
@@ -393,9 +394,7 @@ static const char *parse_file(const cJSON *item, Manifest *m, int weight_bytes) 
     f->name = xstrdup(name);
     m->file_count++;
     if (!json_member_int64(item, "bytes", 0, JSON_INT_MAX, &bytes)) return "a file has no size";
-    const char *hash = json_member_string(item, "xxh3");
-    if (!hash || strlen(hash) != 16 || strspn(hash, "0123456789abcdef") != 16) return "a file has no hash";
-    f->xxh3 = strtoull(hash, NULL, 16);
+    if (!json_member_hash(item, "xxh3", &f->xxh3)) return "a file has no hash";
     f->bytes = (uint64_t)bytes;
     return cJSON_IsArray(slices) ? parse_slices(slices, m, m->file_count - 1, weight_bytes)
                                  : "a file has no slices";
@@ -456,6 +455,7 @@ static const char *parse_members(Manifest *m, const cJSON *object) {
     const char *fault = parse_state(cJSON_GetObjectItemCaseSensitive(object, "state"), &m->state);
     if (!fault) fault = parse_node_states(cJSON_GetObjectItemCaseSensitive(object, "nodes"), m);
     if (!fault) fault = parse_fp8(cJSON_GetObjectItemCaseSensitive(object, "fp8_scaling"), &m->fp8);
+    if (!fault) fault = base_model_parse(cJSON_GetObjectItemCaseSensitive(object, "base"), &m->base);
     if (!fault) fault = parse_tensors(cJSON_GetObjectItemCaseSensitive(object, "tensors"), m);
     if (!fault) fault = parse_kinds(cJSON_GetObjectItemCaseSensitive(object, "kinds"), m);
     if (!fault) fault = parse_files(cJSON_GetObjectItemCaseSensitive(object, "files"), m);
@@ -507,6 +507,7 @@ void manifest_free(Manifest *m) {
     free(m->arguments);
     free(m->node_states);
     fp8_state_free(&m->fp8);
+    free((char *)m->base.path);
     memset(m, 0, sizeof *m);
 }
 
@@ -590,4 +591,12 @@ bool manifest_check_complete(const Manifest *m, const char *path, Error *err) {
         }
     }
     return true;
+}
+
+uint64_t manifest_content(const Manifest *m) {
+    uint64_t *hash = xcalloc((size_t)m->file_count + 1, sizeof *hash, "the hashes of a checkpoint");
+    for (int i = 0; i < m->file_count; i++) hash[i] = m->files[i].xxh3;
+    uint64_t all = XXH3_64bits(hash, (size_t)m->file_count * sizeof *hash);
+    free(hash);
+    return all;
 }

@@ -9,6 +9,8 @@
 //    "fp8_scaling": {"history_length": 1, "scales": "3f800000...", "history": "00000000..."},
 //                                    with delayed FP8 scaling only: Fp8State, the bits of each
 //                                    fp32 number as 8 hexadecimal digits
+//    "base": {"path": "base/", "iteration": 40, "xxh3": "0123456789abcdef"},
+//                                    with LoRA only: the frozen model (base_model.h)
 //    "arguments": {...},
 //    "tensors": [{"name": "wte", "shape": [64, 32]}, ...],   all parameters, full shapes, in order
 //    "kinds": ["master", "exp_avg", "exp_avg_sq", "weight"],
@@ -38,6 +40,7 @@
 // Version 1 has slices of four numbers only; version 2 has four or six, and the four kinds above.
 // Both still load. A checkpoint with only these kinds is written as version 2.
 #pragma once
+#include "llmc/checkpoint/base_model.h"
 #include "llmc/checkpoint/slice.h"
 #include "llmc/state/fp8_state.h"
 #include "llmc/state/run_state.h"
@@ -68,6 +71,7 @@ typedef struct Manifest {
     RunState *node_states;
     int node_state_count;  // 0: all nodes have the run's state
     Fp8State fp8;          // empty without delayed FP8 scaling
+    BaseModel base;        // base.path: NULL unless recorded
     char *arguments;       // JSON text
     char weight_dtype[8];  // "BF16" or "F32"
     SliceKind kinds[SLICE_KINDS];
@@ -104,6 +108,7 @@ typedef struct ManifestRun {
     const RunState *node_states;  // (node_state_count) state of each node if they differ
     int node_state_count;
     const Fp8State *fp8;         // NULL or empty: none
+    const BaseModel *base;       // NULL or without path: none
     const char *arguments_json;  // NULL: none
     const Tensor *tensors;       // (tensor_count) all parameters of the model
     int tensor_count;
@@ -120,6 +125,9 @@ bool manifest_parse(Manifest *manifest, const char *text, size_t bytes, const ch
 // node. The error names the first missing tensor and element.
 bool manifest_check_complete(const Manifest *manifest, const char *path, Error *err);
 void manifest_free(Manifest *manifest);
+// Returns a hash of the contents of the files. Independent of arguments and program, so copies and
+// repeated imports of a model have the same hash. Another number of ranks changes it.
+uint64_t manifest_content(const Manifest *manifest);
 int manifest_find_tensor(const Manifest *manifest, const char *name);
 // Returns the position in `order` of the first slice of (tensor, kind, node) that ends after this
 // element. The slice may start after the element, or belong to another tensor, kind or node.

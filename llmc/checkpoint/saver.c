@@ -141,6 +141,7 @@ static CheckpointJob *begin(const Saver *saver, const RunState *state, const Fp8
         .state = *state,
         .node_states = nodes,
         .node_state_count = nodes ? replica_groups : 0,
+        .base = saver->base,
         .fp8 = fp8,
         .arguments_json = arguments,
         .tensors = saver->whole,

@@ -15,6 +15,7 @@ typedef struct Saver {
     Zero *zero;
     const Tensor *whole;  // (whole_count) parameters of the whole model
     int whole_count;
+    BaseModel base;  // with LoRA: the frozen model
     Log *log;
     Progress *progress;
     Peers peers;         // all ranks

@@ -169,6 +169,7 @@ typedef struct Config {
     int lora_rank;
     double lora_alpha, lora_dropout;
     const char *lora_targets, *pretrained_checkpoint;
+    int64_t pretrained_checkpoint_step;  // -1: the tracker's iteration
     LoraBaseFormat lora_base_format;
     // FP8 linear layers; see config_layer_in_fp8
     Fp8Format fp8_format;
@@ -325,6 +326,8 @@ bool config_lora_targets(const Config *config, int *targets, Error *err);
 // Returns the folder of the frozen model's checkpoint: --pretrained-checkpoint, or --load with
 // --finetune. NULL: none was given.
 const char *config_lora_base(const Config *config);
+// Returns its iteration; negative: the latest. *flag: the flag that selects it.
+int64_t config_lora_base_step(const Config *config, const char **flag);
 // Returns the folder with the adapters to continue from; NULL: none, so adapters are initialized.
 const char *config_lora_adapters(const Config *config);
 // Checks what excludes LoRA. Error: EXIT_USAGE.

@@ -444,6 +444,11 @@ static bool check_lora(const Parsed *p) {
     if (!c->lora_rank && c->pretrained_checkpoint) {
         return REFUSE("--pretrained-checkpoint needs --lora-rank N; add it, or use --load with --finetune");
     }
+    if (c->pretrained_checkpoint_step >= 0 && !c->pretrained_checkpoint) {
+        return REFUSE(
+            "--pretrained-checkpoint-step needs --pretrained-checkpoint FOLDER; add it, or use --ckpt-step "
+            "for the folder of --load");
+    }
     return config_check_lora(c, p->err);
 }
 

@@ -75,6 +75,11 @@ const char *config_lora_base(const Config *config) {
     return config->finetune ? config->load : NULL;
 }
 
+int64_t config_lora_base_step(const Config *config, const char **flag) {
+    *flag = config->pretrained_checkpoint ? "--pretrained-checkpoint-step" : "--ckpt-step";
+    return config->pretrained_checkpoint ? config->pretrained_checkpoint_step : config->ckpt_step;
+}
+
 const char *config_lora_adapters(const Config *config) {
     return config->pretrained_checkpoint || !config->finetune ? config->load : NULL;
 }

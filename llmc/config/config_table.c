@@ -345,6 +345,8 @@ static const Option table[] = {
            "format of the frozen matrices of the layers. nf4: 4 bits, as in QLoRA"),
     TEXT("pretrained-checkpoint", PATH, pretrained_checkpoint, NULL, "FOLDER",
          "checkpoints of the frozen model; --load then names checkpoints of adapters"),
+    COUNT("pretrained-checkpoint-step", FREE, pretrained_checkpoint_step, "-1", -1,
+          "load this iteration of the frozen model instead of the latest; --ckpt-step selects the adapters"),
 
     HEADING("FP8"),
     CHOICE("fp8-format", PRECISION, Fp8Format, fp8_format, "none", "none|e4m3|hybrid",

@@ -408,9 +408,9 @@ void gpt_upload_rope_table(GPT *gpt);
 // Attaches the GPT to ZeRO, device, stream and timers, all of which must outlive it. Call after the
 // memory plan has been allocated.
 void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *timers);
-// Initializes the weights from the same distributions as Megatron-LM, with a counter-based RNG:
-// bitwise identical for any number of ranks and on every backend. group: ranks that initialize at
-// the same time; on CPUs, ranks on one host share its cores. Collective over group.
+// Initializes the weights, except loaded frozen ones, from Megatron-LM's distributions, with a
+// counter-based RNG: bitwise identical for any number of ranks and on every backend. group: ranks
+// that initialize at the same time; on CPUs, they share a host's cores. Collective over group.
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group);
 // Uploads a micro-batch of gpt->B * gpt->T tokens into a slot.
 void gpt_upload(GPT *gpt, int slot, const Batch *batch);

@@ -57,7 +57,7 @@ static void freeze_tensor(const GPT *gpt, int tensor) {
 
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     int threads = parallel_share(group);
-    for (int i = 0; i < gpt->tensors; i++) {
+    for (int i = 0; i < gpt->tensors && !gpt->lora.frozen.loaded; i++) {
         init_tensor(gpt, &gpt->tensor[i], gpt_weight(gpt, i), 0, seed, threads);
         if (gpt->lora.rank) freeze_tensor(gpt, i);
         else zero_keep_weights(gpt->zero, i);

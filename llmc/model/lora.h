@@ -33,6 +33,7 @@ typedef struct FrozenTensor {
 } FrozenTensor;
 typedef struct Frozen {
     FrozenFormat format;
+    bool loaded;  // from a checkpoint, so gpt_init_weights keeps them
     int tensors;
     FrozenTensor *tensor;  // (tensors) of gpt->tensor; NULL without LoRA
     floatX *matrix;        // device memory: the quantized matrix in use

@@ -18,14 +18,14 @@ static bool read_base(Run *run, const Checkpoint *checkpoint) {
         frozen_put(&gpt->lora.frozen, i, host, gpt->stream);
         free(host);
     }
+    gpt->lora.frozen.loaded = true;
     return true;
 }
 
-// Returns the iteration to load on every rank; NO_CHECKPOINT after an error.
-static int64_t find_base(Run *run, const char *folder, Peers world) {
-    const Config *c = &run->config;
+// Returns the iteration to load on every rank: `iteration`, or the latest if it is negative.
+// NO_CHECKPOINT after an error.
+static int64_t find_base(Run *run, const char *folder, int64_t iteration, Peers world) {
     char note[1400] = "";
-    int64_t iteration = config_lora_adapters(c) ? -1 : c->ckpt_step;  // belongs to --load
     bool ok = true;
     if (run->launch.rank == 0 && iteration < 0) {
         iteration = checkpoint_find(folder, note, sizeof note, &run->error);
@@ -42,15 +42,18 @@ static int64_t find_base(Run *run, const char *folder, Peers world) {
 }
 
 bool load_base(Run *run) {
-    const char *folder = config_lora_base(&run->config);
+    const char *folder = config_lora_base(&run->config), *step_flag;
+    int64_t step = config_lora_base_step(&run->config, &step_flag);
     Peers world = run_peers(run, run->launch.world);
     char note[1400];
     run->site.phase = "load checkpoint";
-    int64_t iteration = find_base(run, folder, world);
+    int64_t iteration = find_base(run, folder, step, world);
     if (iteration < 0 || !run_agreed(run, same_checkpoint(folder, iteration, world, &run->error)))
         return false;
-    Checkpoint *checkpoint = checkpoint_open(folder, &iteration, world, note, sizeof note, &run->error);
+    Checkpoint *checkpoint = checkpoint_open(folder, &iteration, step_flag, world, note, sizeof note,
+                                             &run->error);
     bool ok = run_agreed(run, checkpoint != NULL) && run_agreed(run, read_base(run, checkpoint));
+    if (ok) run->base = checkpoint_as_base(checkpoint, folder);
     if (checkpoint) checkpoint_close(checkpoint);
     if (ok)
         log_line(run->log, "  loaded the frozen model from %s at iteration %lld", folder,

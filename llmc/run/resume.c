@@ -166,6 +166,23 @@ static void restore_fp8(Run *run, const Checkpoint *checkpoint) {
              "and the first scales follow from the first micro-batch");
 }
 
+// Checks that the loaded base model is the one that the adapters were trained on. With --finetune,
+// they may start on another one.
+static bool match_base(Run *run, const Checkpoint *checkpoint) {
+    Error why;
+    const char *step_flag;
+    if (!run->config.lora_rank) return true;
+    config_lora_base_step(&run->config, &step_flag);
+    BaseMatch match = base_model_compare(checkpoint_base(checkpoint), &run->base, step_flag, &why);
+    if (match == BASE_SAME) return true;
+    if (match == BASE_DIFFERS && !run->config.finetune) {
+        run->error = why;
+        return false;
+    }
+    log_line(run->log, "WARNING: %s", why.what);
+    return true;
+}
+
 // Restores counters, schedule, weights and optimizer state from an opened checkpoint, subject to
 // --finetune and --no-load-optim.
 static bool restore(Run *run, const Checkpoint *checkpoint) {
@@ -175,7 +192,9 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     bool optimizer = !c->finetune && !c->no_load_optim;
     char notes[2048] = "";
     if (!config_match_checkpoint(c, arguments, notes, sizeof notes, &run->error)) return false;
-    if (!checkpoint_check_tensors(checkpoint, run->whole, run->whole_count, &run->error)) return false;
+    if (!checkpoint_check_tensors(checkpoint, run->whole, run->whole_count, &run->error) ||
+        !match_base(run, checkpoint))
+        return false;
     if (!c->finetune)
         config_resume_length(c, state->iteration, state->consumed_train_samples, notes, sizeof notes);
     if (run->launch.rank == 0) fputs(notes, stdout);
@@ -228,7 +247,7 @@ static bool open_and_restore(Run *run, int64_t *iteration, Peers world) {
     Checkpoint *checkpoint =
         run->config.ckpt_step < 0
             ? checkpoint_open_or_fall_back(load, iteration, world, fallback, sizeof fallback, &run->error)
-            : checkpoint_open(load, iteration, world, fallback, sizeof fallback, &run->error);
+            : checkpoint_open(load, iteration, "--ckpt-step", world, fallback, sizeof fallback, &run->error);
     if (*fallback) log_line(run->log, "%s", fallback);
     bool ok = run_agreed(run, checkpoint != NULL) && run_agreed(run, restore(run, checkpoint));
     if (checkpoint) checkpoint_close(checkpoint);

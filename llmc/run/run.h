@@ -60,6 +60,7 @@ typedef struct Run {
     GPT *gpt;             // set by gpt_connect; owned by the caller
     const Tensor *whole;  // (whole_count) tensors of the unsplit model, which checkpoints contain
     int whole_count;
+    BaseModel base;  // with LoRA: the frozen model, once loaded
     Loader *loader;
     TaskSet tasks;            // --eval-tasks, --eval-text
     int64_t tasks_scored_at;  // latest iteration with scores; -1: none
@@ -196,7 +197,8 @@ Loaded load_checkpoint(Run *run);
 
 // --- load_base.c ---------------------------------------------------------------------------------
 
-// Loads the frozen model of a LoRA run from the folder of config_lora_base.
+// Loads the frozen model of a LoRA run from the folder of config_lora_base. Sets run->base, with
+// which load_checkpoint compares the base model of the adapters.
 bool load_base(Run *run);
 
 // --- surviving_groups.c --------------------------------------------------------------------------

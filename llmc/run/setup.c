@@ -166,6 +166,7 @@ bool run_prepare_saves(Run *run) {
                          .zero = run->zero,
                          .whole = run->whole,
                          .whole_count = run->whole_count,
+                         .base = run->base,
                          .log = run->log,
                          .progress = run->progress,
                          .peers = run_peers(run, run->launch.world),
@@ -232,10 +233,10 @@ void draw_weights(Run *run, GPT *gpt) {
 
 // Loads the weights from a checkpoint or initializes them.
 static bool fill_weights(Run *run, GPT *gpt) {
+    if (run->config.lora_rank && !load_base(run)) return false;
     Loaded loaded = load_checkpoint(run);
-    if (loaded == LOAD_FAILED) return false;
     if (loaded == LOAD_FRESH) draw_weights(run, gpt);
-    return !run->config.lora_rank || load_base(run);
+    return loaded != LOAD_FAILED;
 }
 
 bool start_run(Run *run, GPT *gpt) {

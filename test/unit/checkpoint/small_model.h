@@ -114,6 +114,7 @@ static struct {
     Retention keep;
     int64_t before;  // iteration from which the run resumed
     const Fp8State *fp8;
+    BaseModel base;
 } manner;
 
 static inline bool save(const char *directory, int64_t iteration, uint64_t salt, Error *err) {
@@ -122,6 +123,7 @@ static inline bool save(const char *directory, int64_t iteration, uint64_t salt,
     s.save.keep = manner.keep;
     s.save.before = manner.before;
     s.save.fp8 = manner.fp8;
+    s.save.base = manner.base;
     if (manner.background) take_staging(&s.save);
     bool ok = save_whole(&s.save, err);
     free(s.save.staging);

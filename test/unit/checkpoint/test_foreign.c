@@ -154,7 +154,7 @@ static void opens_with(const char *folder, const char *says) {
     Error err = {0};
     int64_t iteration = 7;
     Peers peers = {MPI_COMM_SELF, 0, NULL};
-    assert_null(checkpoint_open(folder, &iteration, peers, note, sizeof note, &err));
+    assert_null(checkpoint_open(folder, &iteration, "--ckpt-step", peers, note, sizeof note, &err));
     if (err.code != EXIT_CHECKPOINT || !strstr(err.what, says) || !strstr(err.what, folder))
         fail_msg("%d, %s", err.code, err.what);
     if (strstr(err.what, "another iteration") || strchr(err.what, '\n') || !strchr(err.what, ';'))

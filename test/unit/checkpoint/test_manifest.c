@@ -122,6 +122,91 @@ static void damaged_fp8_scaling(void **state) {
     free(text);
 }
 
+// --- base model of LoRA adapters -----------------------------------------------------------------
+
+static void base_is_saved(void **state) {
+    static const BaseModel bases[] = {{"a \"base\"/", 0, 0xfedcba9876543210u},
+                                      {"b", 123456789, 1},
+                                      {NULL, 0, 0}};
+    Folder *f = (Folder *)*state;
+    for (size_t i = 0; i < sizeof bases / sizeof *bases; i++) {
+        Error err = {0};
+        manner.base = bases[i];
+        manner.background = i == 1;
+        assert_true(save(f->save, 5, 1, &err));
+        assert_loads(f->save, 5, 1);
+        Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
+        const BaseModel *loaded = checkpoint_base(c);
+        assert_int_equal(loaded->path != NULL, bases[i].path != NULL);
+        if (loaded->path) assert_string_equal(loaded->path, bases[i].path);
+        assert_int_equal(loaded->iteration, bases[i].iteration);
+        assert_int_equal(loaded->xxh3, bases[i].xxh3);
+        checkpoint_close(c);
+    }
+}
+
+static void damaged_base(void **state) {
+    static const char *const edits[][2] = {
+        {"\"path\": \"base\"", "\"path\": 7"},
+        {"\"path\": \"base\", ", ""},
+        {"\"iteration\": 40", "\"iteration\": -1"},
+        {"\"iteration\": 40", "\"iteration\": \"40\""},
+        {"\"xxh3\": \"00000000000000ff\"", "\"xxh3\": \"ff\""},
+        {"\"xxh3\": \"00000000000000ff\"", "\"xxh3\": 255"},
+        {"\"xxh3\": \"00000000000000ff\"", "\"xxh3\": \"00000000000000FF\""},
+        {"\"base\": {", "\"base\": 7, \"other\": {"},
+    };
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    size_t bytes;
+    manner.base = (BaseModel){"base", 40, 255};
+    assert_true(save(f->save, 5, 1, &err));
+    char *text = read_bytes(f->manifest, &bytes);
+    for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
+        edit_manifest(f->manifest, text, bytes, edits[i][0], edits[i][1]);
+        assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
+        assert_one_line(&err);
+        assert_non_null(strstr(err.what, "its \"base\" is malformed"));
+    }
+    free(text);
+}
+
+static BaseModel as_base(const char *folder, int64_t iteration) {
+    Error err = {0};
+    Checkpoint *c = open_exactly(folder, iteration, MPI_COMM_SELF, &err);
+    if (!c) fail_msg("%s", err.what);
+    BaseModel base = checkpoint_as_base(c, folder);
+    checkpoint_close(c);
+    return base;
+}
+
+// Equal files are the same base, whatever the folder and the arguments. Other weights or another
+// iteration are another base.
+static void bases_compared(void **state) {
+    Folder *f = (Folder *)*state;
+    char copy[100], other[100];
+    Error err = {0};
+    size_t bytes;
+    snprintf(copy, sizeof copy, "%s/copy", f->path);
+    snprintf(other, sizeof other, "%s/other", f->path);
+    assert_true(save(f->save, 5, 1, &err) && save(copy, 5, 1, &err) && save(copy, 7, 1, &err) &&
+                save(other, 5, 2, &err));
+    char *text = read_bytes(f->manifest, &bytes);
+    edit_manifest(f->manifest, text, bytes, "\"lr\": 0.1", "\"lr\": 0.2");
+    free(text);
+    BaseModel base = as_base(f->save, 5), same = as_base(copy, 5), later = as_base(copy, 7),
+              weights = as_base(other, 5), none = {0};
+    assert_int_equal(base_model_compare(&base, &same, "--step", &err), BASE_SAME);
+    assert_int_equal(base_model_compare(&base, &later, "--step", &err), BASE_DIFFERS);
+    assert_one_line(&err);
+    assert_non_null(strstr(err.what, "load the original base, for example with --step 5"));
+    assert_int_equal(base_model_compare(&base, &weights, "--step", &err), BASE_DIFFERS);
+    assert_one_line(&err);
+    assert_non_null(strstr(err.what, "load the original base model"));
+    assert_int_equal(base_model_compare(&none, &base, "--step", &err), BASE_UNKNOWN);
+    assert_one_line(&err);
+}
+
 #define NAME_OF_32 "abcdefghijklmnopqrstuvwxyz012345"
 #define NAME_OF_96 NAME_OF_32 NAME_OF_32 NAME_OF_32
 
@@ -398,6 +483,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(version_one, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(fp8_scaling_is_saved, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(damaged_fp8_scaling, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(base_is_saved, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(damaged_base, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(bases_compared, make_folder, remove_folder),
     };
     return run_group(&argc, &argv, "manifest", tests, sizeof tests / sizeof *tests);
 }
