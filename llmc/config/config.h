@@ -319,10 +319,17 @@ bool config_check_window(const Config *config, Error *err);
 
 // --- config_lora.c ---
 // The linear layers of a transformer layer, as bits.
+typedef struct LoraWidths {
+    double inputs, outputs;
+} LoraWidths;
 enum { LORA_QKV = 1 << 0, LORA_PROJ = 1 << 1, LORA_FC1 = 1 << 2, LORA_FC2 = 1 << 3, LORA_ALL = 15 };
 // Parses --lora-targets. *targets: LORA_* bits. Error (EXIT_USAGE): an unknown name, or a part of a
 // fused matrix without the others.
 bool config_lora_targets(const Config *config, int *targets, Error *err);
+// Returns the sums of the inputs and of the outputs of a layer's adapted linears; 0 without LoRA.
+LoraWidths config_lora_widths(const Config *config);
+// Returns the number of parameters of all adapters; 0 without LoRA. Needs config_finish.
+double config_lora_parameters(const Config *config);
 // Returns the folder of the frozen model's checkpoint: --pretrained-checkpoint, or --load with
 // --finetune. NULL: none was given.
 const char *config_lora_base(const Config *config);
@@ -353,10 +360,12 @@ void config_resume_length(Config *config, int64_t iteration, int64_t consumed_sa
 // `consumed_samples`.
 int64_t config_samples_at_end(const Config *config, int64_t iteration, int64_t consumed_samples);
 // Floating-point operations of an iteration by Megatron-LM's formula: forward plus twice that for
-// backward, full attention, any MLP width and head size.
+// backward, full attention, any MLP width and head size. With LoRA: with the adapters, and without
+// the gradients of frozen weights.
 double megatron_flops(const Config *config, double batch_sequences);
-// Counts only the keys that queries see: with full attention, 6N + 6*L*C*T per token.
-double causal_flops(const Config *config, double batch_sequences, double parameters);
+// Counts only the keys that queries see: with full attention, 6N + 6*L*C*T per token for N trained
+// parameters, and 4 operations for each frozen one.
+double causal_flops(const Config *config, double batch_sequences, double trained, double frozen);
 // Copies the index-th choice of an option. Returns false if there are fewer.
 bool config_choice(const char *option, int index, char *word, size_t bytes);
 // The option table. Rows without a name are headings.

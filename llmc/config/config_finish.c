@@ -314,8 +314,11 @@ double megatron_flops(const Config *config, double batch_sequences) {
     // Width of keys (or values) relative to queries.
     double shared = (double)config_query_groups(config) / config->num_attention_heads;
     double attention = (1 + shared + S / h) * a / h;  // projections, scores and score-value product
-    return 12 * batch_sequences * S * L * h * h *
-           (attention + F / h + config->vocab_size_padded / (2 * L * h));
+    double unit = 12 * batch_sequences * S * L * h * h, head = config->vocab_size_padded / (2 * L * h);
+    double trained = unit * (attention + F / h + head);
+    if (!config->lora_rank) return trained;
+    double frozen = unit * ((1 + shared) * a / h + F / h + head);
+    return trained - frozen / 3 + 6 * batch_sequences * S * config_lora_parameters(config);
 }
 
 double config_visible_keys(const Config *config) {
@@ -327,11 +330,11 @@ double config_visible_keys(const Config *config) {
     return sum;
 }
 
-double causal_flops(const Config *config, double batch_sequences, double parameters) {
+double causal_flops(const Config *config, double batch_sequences, double trained, double frozen) {
     double T = config->seq_length, a = (double)config->kv_channels * config->num_attention_heads;
     // Untied word embeddings are looked up, not multiplied.
     if (config->untie_embeddings_and_output_weights) {
-        parameters -= (double)config->vocab_size_padded * config->hidden_size;
+        *(config->lora_rank ? &frozen : &trained) -= (double)config->vocab_size_padded * config->hidden_size;
     }
-    return batch_sequences * T * (6 * parameters + 12 * a * config_visible_keys(config));
+    return batch_sequences * T * (6 * trained + 4 * frozen + 12 * a * config_visible_keys(config));
 }

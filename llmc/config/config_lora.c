@@ -70,6 +70,28 @@ bool config_lora_targets(const Config *config, int *targets, Error *err) {
     return *targets || usage_error(err, "--lora-targets names no matrix; use all-linear");
 }
 
+LoraWidths config_lora_widths(const Config *c) {
+    double h = c->hidden_size, F = c->ffn_hidden_size, a = (double)c->kv_channels * c->num_attention_heads;
+    double keys = (double)c->kv_channels * config_query_groups(c);
+    // Bit i of the targets is linear i.
+    const LoraWidths linear[] = {{h, a + 2 * keys}, {a, h}, {h, c->swiglu ? 2 * F : F}, {F, h}};
+    LoraWidths sum = {0, 0};
+    int targets;
+    Error err;
+    if (!c->lora_rank || !config_lora_targets(c, &targets, &err)) return sum;
+    for (int i = 0; i < (int)(sizeof linear / sizeof linear[0]); i++) {
+        if (!(targets >> i & 1)) continue;
+        sum.inputs += linear[i].inputs;
+        sum.outputs += linear[i].outputs;
+    }
+    return sum;
+}
+
+double config_lora_parameters(const Config *config) {
+    LoraWidths layer = config_lora_widths(config);
+    return (double)config->num_layers * config->lora_rank * (layer.inputs + layer.outputs);
+}
+
 const char *config_lora_base(const Config *config) {
     if (config->pretrained_checkpoint) return config->pretrained_checkpoint;
     return config->finetune ? config->load : NULL;

@@ -22,6 +22,13 @@ Parameters gpt_trained(const GPT *gpt) {
     return (Parameters){gpt->tensor, gpt->whole, gpt->tensors, gpt->whole_tensors};
 }
 
+int64_t gpt_frozen_parameters(const GPT *gpt) {
+    int64_t sum = 0;
+    for (int i = 0; gpt->lora.rank && i < gpt->whole_tensors; i++)
+        sum += tensor_whole_elements(&gpt->whole[i]);
+    return sum;
+}
+
 // --- the table of adapters -----------------------------------------------------------------------
 
 static enum LayerTensor matrix_of(int which) {

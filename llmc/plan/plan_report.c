@@ -91,7 +91,8 @@ static void print_model(const Config *c, const Stages *stages, FILE *out) {
     if (config_fp8_on(c)) fprintf(out, "  layers in FP8              %16d\n", config_fp8_layers(c));
     int batch = c->global_batch_size;
     double flops = megatron_flops(c, batch);
-    fprintf(out, "  FLOPs per iteration        %16.6e  (Megatron-LM's formula, batch %d)\n", flops, batch);
+    fprintf(out, "  FLOPs per iteration        %16.6e  (Megatron-LM's formula%s, batch %d)\n", flops,
+            c->lora_rank ? " without frozen gradients" : "", batch);
 }
 
 static bool is_model_parallel(const Mesh *mesh) { return mesh->tp.size > 1 || mesh->pp.size > 1; }

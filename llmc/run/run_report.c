@@ -275,25 +275,16 @@ static void node_traffic(Run *run, IntervalReport *r) {
     free(all);
 }
 
-// Returns the number of parameters that cost 6 operations per token. A frozen one costs 4, because
-// its gradient is not computed.
-static double parameters_in_flops(const Run *run) {
-    const GPT *gpt = run->gpt;
-    double frozen = 0;
-    for (int i = 0; gpt->lora.rank && i < gpt->whole_tensors; i++)
-        frozen += (double)tensor_whole_elements(&gpt->whole[i]);
-    return (double)run->parameters + frozen * 4 / 6;
-}
-
 // Fills in throughput, computed from the interval's mean batch size, which --rampup-batch-size may
 // change.
 static void fill_rates(Run *run, IntervalReport *r, double seconds) {
     const Config *c = &run->config;
     double batch = (double)run->interval.samples / (double)r->iterations, ranks = run->launch.size;
-    double peak = device_peak_flops(run->device), parameters = parameters_in_flops(run);
+    double peak = device_peak_flops(run->device), trained = (double)run->parameters;
+    double frozen = (double)gpt_frozen_parameters(run->gpt);
     r->elapsed_ms = 1000.0 * seconds;
     r->tflops_per_gpu = megatron_flops(c, batch) / (seconds * 1e12 * ranks);
-    r->mfu = peak > 0 ? causal_flops(c, batch, parameters) / (seconds * ranks * peak) : -1.0;
+    r->mfu = peak > 0 ? causal_flops(c, batch, trained, frozen) / (seconds * ranks * peak) : -1.0;
     r->tokens_per_second = batch * c->seq_length / seconds;
     r->seconds_left = seconds * (double)(c->train_iters - run->iteration);
 }

@@ -662,11 +662,38 @@ static void golden_flops(void **state) {
                     .num_attention_heads = 12,
                     .kv_channels = 64,
                     .seq_length = 2048};
-    assert_float_equal(causal_flops(&small, 1, 124475904), 2048.0 * (746855424.0 + 113246208.0), 1);
+    assert_float_equal(causal_flops(&small, 1, 124475904, 0), 2048.0 * (746855424.0 + 113246208.0), 1);
     // If embeddings are untied, the 50304 x 768 word embeddings are looked up, not multiplied.
     small.untie_embeddings_and_output_weights = true, small.vocab_size_padded = 50304;
-    assert_float_equal(causal_flops(&small, 1, 124475904 + 50304 * 768), 2048.0 * (746855424.0 + 113246208.0),
-                       1);
+    assert_float_equal(causal_flops(&small, 1, 124475904 + 50304 * 768, 0),
+                       2048.0 * (746855424.0 + 113246208.0), 1);
+}
+
+// LoRA on the 125M model by hand. Gradients of frozen weights are not computed, so a frozen weight
+// costs 4 operations per token and an adapter's 6. Attention scores cost the same.
+static void lora_flops(void **state) {
+    Config c = {.num_layers = 12,
+                .hidden_size = 768,
+                .num_attention_heads = 12,
+                .kv_channels = 64,
+                .ffn_hidden_size = 3072,
+                .seq_length = 2048,
+                .vocab_size_padded = 50304,
+                .lora_rank = 16,
+                .lora_targets = "all-linear"};
+    double words = 50304.0 * 768, frozen = 12 * 12.0 * 768 * 768 + words;
+    double adapters = 12 * 16.0 * ((768 + 2304) + (768 + 768) + 2 * (768 + 3072));
+    double scores = 12 * 12.0 * 768 * 2048;
+    assert_float_equal(config_lora_parameters(&c), adapters, 0.1);
+    assert_float_equal(megatron_flops(&c, 1) / (2048 * (4 * frozen + 6 * adapters + scores)), 1, 1e-12);
+    double causal = 2048 * (4 * frozen + 6 * adapters + scores / 2);
+    assert_float_equal(causal_flops(&c, 1, adapters, frozen) / causal, 1, 1e-12);
+    c.untie_embeddings_and_output_weights = true;
+    assert_float_equal(causal_flops(&c, 1, adapters, frozen + words) / causal, 1, 1e-12);
+    c.lora_targets = "dense,dense_4h_to_h";
+    assert_float_equal(config_lora_parameters(&c), 12 * 16.0 * ((768 + 768) + (3072 + 768)), 0.1);
+    c.lora_rank = 0;
+    assert_float_equal(config_lora_parameters(&c), 0, 0);
 }
 
 static int occurrences(const char *text, const char *what) {
@@ -727,6 +754,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(tensorboard_tags, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(warnings, make_folder, remove_folder),
         cmocka_unit_test(golden_flops),
+        cmocka_unit_test(lora_flops),
     };
     return cmocka_run_group_tests_name("log", tests, NULL, NULL);
 }

@@ -385,6 +385,25 @@ static void test_quantized_base_equals_dequantized(void **state) {
     }
 }
 
+// The count from flags, for --plan, equals the table's.
+static void test_parameters(void **state) {
+    for (int family = 0; family < FAMILIES; family++) {
+        const char *const some[] = {"--lora-rank", "8", "--lora-targets", "query_key_value,dense_h_to_4h",
+                                    NULL};
+        for (int i = 0; i < 2; i++) {
+            Bench b;
+            int64_t trained = 0, frozen = 0;
+            open_model(&b, family, i ? some : lora_flags);
+            Parameters own = gpt_trained(&b.gpt);
+            for (int t = 0; t < own.whole_tensors; t++) trained += tensor_whole_elements(&own.whole[t]);
+            for (int t = 0; t < b.gpt.tensors; t++) frozen += tensor_elements(&b.gpt.tensor[t]);
+            assert_int_equal((int64_t)config_lora_parameters(&b.config), trained);
+            assert_int_equal(gpt_frozen_parameters(&b.gpt), frozen);
+            bench_close(&b);
+        }
+    }
+}
+
 static void test_targets(void **state) {
     static const struct {
         const char *list;
@@ -413,6 +432,7 @@ static void test_targets(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_targets),
+        cmocka_unit_test(test_parameters),
         cmocka_unit_test(test_initial_adapters),
         cmocka_unit_test(test_nf4_levels),
         cmocka_unit_test(test_values_are_rounded_to_nearest),
