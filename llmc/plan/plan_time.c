@@ -141,16 +141,50 @@ typedef struct PassTimes {
     double layers, head;
 } PassTimes;
 
+static bool recomputes(const Config *c) { return c->recompute_granularity == RECOMPUTE_FULL; }
+
+// Returns the number of elements of a layer's matrices.
+static double layer_weights(const Config *c) {
+    double C = c->hidden_size, F = c->ffn_hidden_size, up = c->swiglu ? 2 * F : F;
+    double A = (double)c->num_attention_heads * c->kv_channels;
+    double QKV = A + 2.0 * config_query_groups(c) * c->kv_channels;
+    return C * (QKV + A + up + F);
+}
+
+// Returns the floating-point operations of forward. Frozen weights only shorten backward.
+static double forward_flops(const Config *c, double rows) {
+    Config plain = *c;
+    plain.lora_rank = 0;
+    return megatron_flops(&plain, rows) / 3 + 2 * rows * c->seq_length * config_lora_parameters(c);
+}
+
+// Returns the bytes that the adapters and the dequantization of frozen weights read and write in
+// one layer and micro-batch (not measured). An adapter's rank is small, so that its products take
+// the time of reading and writing bf16 activations. Forward reads x for x A^T, writes the adapter's
+// output, and reads it to add it. Backward computes x A^T again, reads dy for dx and dB and x for
+// dA, and has its part of dx to write and add. Dropout of x is left out.
+static double lora_bytes(const Config *c) {
+    enum { FORWARD_IN = 2, FORWARD_OUT = 4, BACKWARD_IN = 8, BACKWARD_OUT = 4 };
+    const double code_bytes[] = {
+        [LORA_BASE_INT8] = 1 + 2.0 / FROZEN_GROUP, [LORA_BASE_NF4] = 0.5 + 2.0 / FROZEN_GROUP};
+    LoraWidths w = config_lora_widths(c);
+    double tokens = (double)c->micro_batch_size * c->seq_length, forwards = 1 + recomputes(c), bytes;
+    if (!c->lora_rank) return 0;
+    bytes = tokens * (forwards * (FORWARD_IN * w.inputs + FORWARD_OUT * w.outputs) + BACKWARD_IN * w.inputs +
+                      BACKWARD_OUT * w.outputs);
+    if (c->lora_base_format == LORA_BASE_BF16) return bytes;
+    return bytes + (forwards + 1) * layer_weights(c) * (code_bytes[c->lora_base_format] + 2);
+}
+
 // Returns the time that FP8 saves in the linear layers of one micro-batch, of all layers and ranks
 // together, less the time of quantization. x and dy are quantized for each micro-batch, and x once
 // more by full recomputation; weights once per step.
 static double saved_by_fp8(const Config *c, Rates rates) {
     if (!config_fp8_on(c)) return 0;
-    int again = c->recompute_granularity == RECOMPUTE_FULL;
+    int again = recomputes(c);
     double tokens = (double)c->micro_batch_size * c->seq_length, C = c->hidden_size, F = c->ffn_hidden_size;
     double A = (double)c->num_attention_heads * c->kv_channels, up = c->swiglu ? 2 * F : F;
-    double QKV = A + 2.0 * config_query_groups(c) * c->kv_channels;
-    double weights = C * (QKV + A + up + F);
+    double QKV = A + 2.0 * config_query_groups(c) * c->kv_channels, weights = layer_weights(c);
     double x = tokens * (C + A + C + F), dy = tokens * (QKV + C + up + C);
     double quantized = (1 + again) * x + dy + weights / c->micro_batches;
     double flops = (6 + 2 * again) * tokens * weights;
@@ -168,13 +202,13 @@ static PassTimes computed_passes(const Config *c, const Mesh *mesh) {
     double skipped = L * c->seq_length - config_visible_keys(c);
     double masked = 12 * tokens * skipped * c->kv_channels * c->num_attention_heads;
     double products = megatron_flops(&body, rows), logits = megatron_flops(c, rows) - products;
-    double again = c->recompute_granularity == RECOMPUTE_FULL ? 4.0 / 3 : 1;
+    double executed = products - masked;
+    if (recomputes(c)) executed += forward_flops(&body, rows) - masked / 3;
+    double again = recomputes(c) ? 4.0 / 3 : 1;
+    double bytes = L * (again * tokens * c->hidden_size * LAYER_BYTES + lora_bytes(c));
     return (PassTimes){
-        .layers = again * (((products - masked) / rates.matmul +
-                            tokens * c->hidden_size * L * LAYER_BYTES / rates.memory) /
-                               ranks +
-                           L / mesh->pp.size * LAYER_IDLE) -
-                  saved_by_fp8(c, rates) / ranks,
+        .layers = (executed / rates.matmul + bytes / rates.memory - saved_by_fp8(c, rates)) / ranks +
+                  again * L / mesh->pp.size * LAYER_IDLE,
         .head = (logits / rates.matmul + tokens * c->vocab_size_padded * LOGIT_BYTES / rates.memory) / ranks,
     };
 }
@@ -185,24 +219,26 @@ static PassTimes pass_times(const Config *c, const Mesh *mesh) {
     double ms = t.layers + t.head, given = ms;
     if (c->plan_step_ms > 0) given = c->plan_step_ms / c->micro_batches;
     else if (c->plan_tflops > 0) {
-        double again = c->recompute_granularity == RECOMPUTE_FULL ? 4.0 / 3 : 1;
-        given = again * megatron_flops(c, c->global_batch_size) / mesh->world.size / c->micro_batches /
-                (c->plan_tflops * 1e9);
+        double rows = c->global_batch_size, flops = megatron_flops(c, rows);
+        if (recomputes(c)) flops += forward_flops(c, rows);
+        given = flops / mesh->world.size / c->micro_batches / (c->plan_tflops * 1e9);
     }
     return (PassTimes){t.layers * given / ms, t.head * given / ms};
 }
 
-// Distributes the compute time over layers and LM head. Backward takes twice as long as forward,
-// three times with full recomputation. The pipeline bubble stretches both.
+// Distributes the compute time over layers and LM head, and over forward and backward. Backward
+// takes twice as long as forward, less with LoRA, and one forward pass more with full
+// recomputation. The pipeline bubble stretches both.
 static void distribute_compute(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
-    int again = c->recompute_granularity == RECOMPUTE_FULL;
+    Config body = *c;
+    body.vocab_size_padded = 0;
     PassTimes one = pass_times(c, mesh);
     double layers = 0;
     double chunks = config_pipeline_chunks(c), idle = (mesh->pp.size - 1) / chunks;
     double stretch = c->plan_step_ms > 0 ? 1 : (load->micro_batches + idle) / load->micro_batches;
     for (int b = 0; b < load->buckets; b++) layers += load->bucket[b].layers;
     double layer = one.layers * stretch / layers;
-    load->forward = layer / (3 + again);
+    load->forward = layer / (megatron_flops(&body, 1) / forward_flops(&body, 1) + recomputes(c));
     load->backward = layer - load->forward;
     load->head = one.head * stretch;
 }
