@@ -22,10 +22,11 @@ Parameters gpt_trained(const GPT *gpt) {
     return (Parameters){gpt->tensor, gpt->whole, gpt->tensors, gpt->whole_tensors};
 }
 
-int64_t gpt_frozen_parameters(const GPT *gpt) {
-    int64_t sum = 0;
-    for (int i = 0; gpt->lora.rank && i < gpt->whole_tensors; i++)
-        sum += tensor_whole_elements(&gpt->whole[i]);
+FrozenCount gpt_frozen_parameters(const GPT *gpt) {
+    FrozenCount sum = {0, 0};
+    if (!gpt->lora.rank) return sum;
+    for (int i = 0; i < gpt->whole_tensors; i++) sum.whole += tensor_whole_elements(&gpt->whole[i]);
+    for (int i = 0; i < gpt->tensors; i++) sum.own += tensor_elements(&gpt->tensor[i]);
     return sum;
 }
 

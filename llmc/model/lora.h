@@ -77,8 +77,11 @@ typedef struct Parameters {
     int tensors, whole_tensors;
 } Parameters;
 Parameters gpt_trained(const struct GPT *gpt);
-// Returns the number of frozen parameters of the whole model; 0 without LoRA.
-int64_t gpt_frozen_parameters(const struct GPT *gpt);
+// Number of frozen parameters of the whole model and of this rank's part of it; 0 without LoRA.
+typedef struct FrozenCount {
+    int64_t whole, own;
+} FrozenCount;
+FrozenCount gpt_frozen_parameters(const struct GPT *gpt);
 
 // Builds the adapters' tables. No-op without --lora-rank, like the next functions. Called by
 // gpt_describe.

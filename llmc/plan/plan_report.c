@@ -19,6 +19,7 @@ typedef struct StagePlan {
     int first, end;
     Mesh mesh;
     Zero *zero;
+    FrozenCount frozen;
     Chunks *chunks;  // with --replica-group
     MemoryPlan memory_plan;
     StepTraffic traffic;
@@ -50,7 +51,10 @@ static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, Error
         s->first = first[i];
         s->end = first[i + 1];
         s->mesh = mesh_of_rank(mesh, s->first * mesh->pp.stride);
-        s->zero = gpt_plan(NULL, c, &s->mesh, &s->memory_plan, err);
+        GPT gpt = {0};
+        s->zero = gpt_plan(&gpt, c, &s->mesh, &s->memory_plan, err);
+        s->frozen = gpt_frozen_parameters(&gpt);
+        gpt_free(&gpt);
         if (!s->zero) return false;
         if (c->replica_group) s->chunks = plan_chunks(c, &s->mesh, s->zero, &s->memory_plan, err);
         if (c->replica_group && !s->chunks) return false;
@@ -61,8 +65,9 @@ static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, Error
     return true;
 }
 
-// Counts the parameters of the whole model, and how many of them are in vectors. The planned ranks
-// have tensor-parallel rank 0, which counts the tensors that are replicated in the group.
+// Counts the trained parameters of the whole model, and how many of them are in vectors. The
+// planned ranks have tensor-parallel rank 0, which counts the tensors that are replicated in the
+// group.
 static void count_parameters(const Stages *stages, int64_t *all, int64_t *vectors) {
     *all = *vectors = 0;
     for (const StagePlan *s = stages->stage; s < stages->stage + stages->count; s++) {
@@ -79,15 +84,20 @@ static void count_parameters(const Stages *stages, int64_t *all, int64_t *vector
 // --- model and layout -----------------------------------------------------------------------
 
 static void print_model(const Config *c, const Stages *stages, FILE *out) {
-    int64_t parameters, vectors;
-    count_parameters(stages, &parameters, &vectors);
+    int64_t trained, vectors, frozen = stages->fullest->frozen.whole;
+    count_parameters(stages, &trained, &vectors);
     fprintf(out, "model\n");
     fprintf(out, "  layers %d, hidden size %d, heads %d x %d, ffn %d, ", c->num_layers, c->hidden_size,
             c->num_attention_heads, c->kv_channels, c->ffn_hidden_size);
     if (c->group_query_attention) fprintf(out, "query groups %d, ", c->num_query_groups);
     fprintf(out, "sequence length %d, padded vocabulary %d\n", c->seq_length, c->vocab_size_padded);
-    fprintf(out, "  parameters                 %16lld\n", (long long)parameters);
-    fprintf(out, "    of which 1-D (in tails)  %16lld\n", (long long)vectors);
+    fprintf(out, "  parameters                 %16lld\n", (long long)(trained + frozen));
+    if (frozen) {
+        fprintf(out, "    trainable, in adapters   %16lld\n", (long long)trained);
+        fprintf(out, "    frozen                   %16lld\n", (long long)frozen);
+    } else {
+        fprintf(out, "    of which 1-D (in tails)  %16lld\n", (long long)vectors);
+    }
     if (config_fp8_on(c)) fprintf(out, "  layers in FP8              %16d\n", config_fp8_layers(c));
     int batch = c->global_batch_size;
     double flops = megatron_flops(c, batch);
@@ -110,9 +120,10 @@ static void print_parts(const Config *c, const Stages *stages, FILE *out) {
         if (s->end > s->first + 1) fprintf(out, " to %2d", s->end - 1);
         fprintf(out, ", %d layers", layers);
         if (chunks > 1) fprintf(out, " in %d chunks", chunks);
-        fprintf(out, "%s%s: %lld parameters, %.2f GiB per rank\n", s->first == 0 ? ", embeddings" : "",
-                s->end == mesh->pp.size ? ", LM head" : "", (long long)layout_of(s)->parameters,
-                (double)memory_plan_total(&s->memory_plan) / 0x1p30);
+        fprintf(out, "%s%s: %lld ", s->first == 0 ? ", embeddings" : "",
+                s->end == mesh->pp.size ? ", LM head" : "", (long long)layout_of(s)->parameters);
+        if (s->frozen.own) fprintf(out, "trainable and %lld frozen ", (long long)s->frozen.own);
+        fprintf(out, "parameters, %.2f GiB per rank\n", (double)memory_plan_total(&s->memory_plan) / 0x1p30);
     }
 }
 
@@ -241,8 +252,8 @@ static void print_wire_of(const StagePlan *s, const GradFormat *grad, FILE *out)
     double egress = node_egress(&s->mesh, &bytes);
     // Number of distinct parameters in a node, which may hold several model-parallel shards.
     double parameters = (double)plan->parameters * s->mesh.per_node / plan->options.per_node;
-    fprintf(out, "  between nodes, out of each node    %16.0f  = %.4f bytes per parameter\n", egress,
-            egress / parameters);
+    fprintf(out, "  between nodes, out of each node    %16.0f  = %.4f bytes per %sparameter\n", egress,
+            egress / parameters, s->frozen.own ? "trainable " : "");
 }
 
 static void print_wire(const Config *c, const StagePlan *s, FILE *out) {
@@ -545,7 +556,7 @@ bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err) 
         print_layout(config, s, out);
         fprintf(out, "memory per rank");
         print_whose(s, out);
-        memory_plan_print(&s->memory_plan, layout_of(s)->parameters, out);
+        memory_plan_print(&s->memory_plan, layout_of(s)->parameters + s->frozen.own, out);
         fprintf(out, "  not in the plan, but reported in the log of a run: %s\n", device_kind()->beside_plan);
         print_wire(config, s, out);
         print_parts_wire(config, &s->mesh, out);

@@ -122,6 +122,10 @@ static void report_parameters(Run *run) {
         run->parameters += of_rank[1];
     }
     free(all);
+    if (run->config.lora_rank) {
+        log_line(run->log, "LoRA: %lld trainable parameters in adapters, %lld frozen parameters",
+                 (long long)run->parameters, (long long)gpt_frozen_parameters(run->gpt).whole);
+    }
 }
 
 static void report_fp8(Run *run) {
@@ -281,7 +285,7 @@ static void fill_rates(Run *run, IntervalReport *r, double seconds) {
     const Config *c = &run->config;
     double batch = (double)run->interval.samples / (double)r->iterations, ranks = run->launch.size;
     double peak = device_peak_flops(run->device), trained = (double)run->parameters;
-    double frozen = (double)gpt_frozen_parameters(run->gpt);
+    double frozen = (double)gpt_frozen_parameters(run->gpt).whole;
     r->elapsed_ms = 1000.0 * seconds;
     r->tflops_per_gpu = megatron_flops(c, batch) / (seconds * 1e12 * ranks);
     r->mfu = peak > 0 ? causal_flops(c, batch, trained, frozen) / (seconds * ranks * peak) : -1.0;

@@ -25,6 +25,14 @@ recorded() {
 }
 check "the manifest records the base model" recorded
 resumes() { trains 2 "${lora[@]}" --load "$work/adapters" "$@" && ! grep -q '^WARNING' "$work/out"; }
+# 2 layers with 8 (32 + 96 + 32 + 32 + 32 + 128 + 128 + 32) parameters in adapters
+counted() {
+    trains 2 "${lora[@]}" --pretrained-checkpoint "$work/copy" --skip-train \
+        --pipeline-model-parallel-size 2 &&
+        grep -q '^LoRA: 8192 trainable parameters in adapters, [0-9]* frozen parameters$' "$work/out" ||
+        { why=${why:-no counts}; return 1; }
+}
+check "the log counts trainable and frozen parameters" counted
 check "a copy of the base is accepted" resumes --pretrained-checkpoint "$work/copy"
 trained_on="the adapters were trained on iteration 2 of"
 check "another iteration of the base" refused 6 "$trained_on $work/base, but iteration 4 of $work/base has" 1 \

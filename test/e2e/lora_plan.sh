@@ -50,4 +50,34 @@ given() {
         { why="full $full ms, LoRA $adapted"; return 1; }
 }
 check "--plan-tflops: operations of LoRA" given
+
+prints() { # LINES...: extended regular expressions
+    local line
+    for line in "$@"; do grep -qE "$line" "$work/out" || { why="no line '$line'"; return 1; }; done
+}
+# Rank 16: 24 layers of 32768 trainable parameters per rank. 1.3B: 1315819520 parameters.
+counts() {
+    plan "${lora[@]}" && prints '^  parameters +1328402432$' '^    trainable, in adapters +12582912$' \
+        '^    frozen +1315819520$' &&
+        ! grep -q '1-D' "$work/out" || { why=${why:-"1-D parameters of adapters"}; return 1; }
+    plan && prints '^  parameters +1315819520$' '^    of which 1-D \(in tails\) +' &&
+        ! grep 'frozen' "$work/out"
+}
+check "trainable and frozen parameters" counts
+# A layer has 50358272 parameters, word embeddings and LM head have 103022592 each, positions have
+# 4194304, and the last norm has 4096.
+stage_counts() {
+    plan "${lora[@]}" --plan-world-size 4 --gpus-per-node 2 --pipeline-model-parallel-size 2 \
+        --global-batch-size 256 --untie-embeddings-and-output-weights &&
+        prints '^  parameters +1431425024$' '^    frozen +1418842112$' \
+            '^  stage  0, 12 layers, embeddings: 6291456 trainable and 711516160 frozen parameters, [0-9.]+ GiB' \
+            '^  stage  1, 12 layers, LM head: 6291456 trainable and 707325952 frozen parameters, [0-9.]+ GiB' \
+            'out of each node +0  = 0.0000 bytes per trainable parameter$'
+}
+check "trainable and frozen parameters of stages" stage_counts
+# Bytes per parameter count all parameters of the model: 2 for frozen bf16 weights.
+per_parameter() {
+    plan "${lora[@]}" && prints '^  frozen weights +2631639040 bytes +1\.981 bytes/parameter$'
+}
+check "memory per parameter of the whole model" per_parameter
 finish
