@@ -7,22 +7,24 @@ DEV_FN void mark_refused(const MuonPart &a) {
 }
 
 __global__ void __launch_bounds__(CODEC_THREADS)
-    muon_momentum_kernel(const __grid_constant__ MuonPart a, int64_t n) {
+    muon_momentum_kernel(const __grid_constant__ MuonPart a, int64_t n, float *direction) {
     if (!a.control->applied) return;
     float clip = a.control->clip_coefficient;
     for_own_elements(n, [&](int64_t i) {
         float next = muon_momentum(&a, clip, a.momentum[i], a.grads[i]);
         if (muon_finite(next)) a.momentum[i] = next;
         else mark_refused(a);
+        if (direction) direction[i] = muon_direction(&a, clip, a.momentum[i], a.grads[i]);
     });
 }
 
-void kernel_muon_momentum(Stream *s, const MuonPart *a, int64_t elements) {
-    muon_momentum_kernel<<<stride_blocks(s, elements), CODEC_THREADS, 0, stream_handle(s)>>>(*a, elements);
+void kernel_muon_momentum(Stream *s, const MuonPart *a, int64_t elements, float *direction) {
+    muon_momentum_kernel<<<stride_blocks(s, elements), CODEC_THREADS, 0, stream_handle(s)>>>(*a, elements,
+                                                                                             direction);
     check_launch(s, "Muon's momentum");
 }
 
-DEV_FN float direction(const MuonPart &a, float clip, int64_t i) {
+DEV_FN float direction_of(const MuonPart &a, float clip, int64_t i) {
     int64_t at = muon_index(&a, i);
     return muon_direction(&a, clip, a.momentum[at], a.grads[at]);
 }
@@ -32,7 +34,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     muon_squares_kernel(const __grid_constant__ MuonPart a, float *partials, int64_t n) {
     float clip = a.control->clip_coefficient;
     for_own_elements((n + WARP - 1) / WARP * WARP, [&](int64_t i) {
-        float u = i < n ? direction(a, clip, i) : 0.0f, sum = f32_mul(u, u);
+        float u = i < n ? direction_of(a, clip, i) : 0.0f, sum = f32_mul(u, u);
         for (int stride = 1; stride < WARP; stride *= 2)
             sum = f32_add(sum, __shfl_down_sync(ALL_LANES, sum, stride));
         if (i % WARP == 0) partials[i / WARP] = sum;
@@ -50,7 +52,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     muon_normalize_kernel(const __grid_constant__ MuonPart a, const float *sum, floatX *x) {
     float clip = a.control->clip_coefficient, norm = muon_norm(*sum);
     for_own_elements(a.rows * a.columns,
-                     [&](int64_t i) { x[i] = floatX_from_float(f32_div(direction(a, clip, i), norm)); });
+                     [&](int64_t i) { x[i] = floatX_from_float(f32_div(direction_of(a, clip, i), norm)); });
 }
 
 void kernel_muon_normalize(Stream *s, const MuonPart *a, const float *sum, floatX *x) {
@@ -65,8 +67,8 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     if (!a.control->applied) return;
     float learning_rate = a.control->learning_rate;
     for_own_elements(a.rows * a.columns, [&](int64_t i) {
-        if (!muon_element(&a, learning_rate, &a.master[muon_index(&a, i)], floatX_to_float(o[i])))
-            mark_refused(a);
+        float update = floatX_to_float(o[muon_output_index(&a, i)]);
+        if (!muon_element(&a, learning_rate, &a.master[muon_index(&a, i)], update)) mark_refused(a);
     });
 }
 

@@ -12,6 +12,12 @@
 #include "sdp4bit/adamw.h"
 LLMC_BEGIN
 
+// A tensor (rows, whole) whose columns are divided among tensor-parallel ranks.
+typedef struct MuonColumns {
+    int64_t whole, own;  // elements of a row of the tensor, and of a rank's slice; 0: not divided
+    int64_t slice;       // elements of a slice
+} MuonColumns;
+
 // One matrix, or one part of its rows: queries, keys and values of the fused QKV matrix are
 // interleaved by group. Row i of the part is row i / part_rows * group_rows + first_row + i %
 // part_rows of the tensor. Pointers to state refer to the tensor's first element.
@@ -24,12 +30,17 @@ typedef struct MuonPart {
     float scale, weight_decay;
     int64_t rows, columns;  // of the part
     int64_t group_rows, first_row, part_rows;
+    // Without a division by columns all 0. `gathered`: the state pointers refer to the slices of all
+    // ranks, one after another. `sliced`: they refer to one slice, and O is of the whole tensor,
+    // from the slice's first element on.
+    MuonColumns gathered, sliced;
     uint64_t *fault, code;  // set by refused elements, as in UpdateShard
 } MuonPart;
 
 // Updates the momentum of `elements` consecutive elements, which are the whole tensor. An element
-// that would not be finite is refused. No-op if the step is skipped.
-void kernel_muon_momentum(Stream *s, const MuonPart *a, int64_t elements);
+// that would not be finite is refused. direction: receives U (elements), or NULL. No-op if the step
+// is skipped.
+void kernel_muon_momentum(Stream *s, const MuonPart *a, int64_t elements, float *direction);
 // Computes the sums of squares of U over each 32 consecutive elements of the part, (ceil(rows *
 // columns / 32)), padded with 0.
 void kernel_muon_squares(Stream *s, const MuonPart *a, float *partials);
@@ -40,16 +51,25 @@ void kernel_muon_normalize(Stream *s, const MuonPart *a, const float *sum, float
 void kernel_muon_apply(Stream *s, const MuonPart *a, const floatX *o);
 
 // kernel_muon_momentum and kernel_muon_apply on `threads` host threads, with host pointers and
-// bitwise identical results. direction: receives U of the whole tensor (elements), or NULL. They
-// report progress to the watchdog of `site`, which may be NULL.
+// bitwise identical results. They report progress to the watchdog of `site`, which may be NULL.
 void muon_momentum_host(const MuonPart *a, int64_t elements, float *direction, int threads, const Site *site);
 void muon_apply_host(const MuonPart *a, const floatX *o, int threads, const Site *site);
 
 // Returns the index in the tensor of element i of the part.
 HD_FN int64_t muon_index(const MuonPart *a, int64_t i) {
+    const MuonColumns *columns = &a->gathered;
+    if (columns->own) {  // such tensors have only one part
+        int64_t row = i / columns->whole, column = i - row * columns->whole, rank = column / columns->own;
+        return rank * (columns->slice - columns->own) + row * columns->own + column;
+    }
     if (a->part_rows == a->group_rows) return i;
     int64_t row = i / a->columns, column = i - row * a->columns, group = row / a->part_rows;
     return (group * (a->group_rows - a->part_rows) + a->first_row + row) * a->columns + column;
+}
+// Returns the index in O of element i of the part.
+HD_FN int64_t muon_output_index(const MuonPart *a, int64_t i) {
+    const MuonColumns *columns = &a->sliced;
+    return columns->own ? i + i / columns->own * (columns->whole - columns->own) : i;
 }
 
 HD_FN float muon_momentum(const MuonPart *a, float clip, float momentum, float grad) {

@@ -52,7 +52,8 @@ static void update_weights(void *context, int64_t lo, int64_t hi) {
     bool refused = false;
     for (int64_t i = lo; i < hi; i++) {
         float *p = &a->master[muon_index(a, i)];
-        refused |= !muon_element(a, a->control->learning_rate, p, floatX_to_float(task->o[i]));
+        refused |= !muon_element(a, a->control->learning_rate, p,
+                                 floatX_to_float(task->o[muon_output_index(a, i)]));
     }
     if (refused) mark_refused(a);
     heartbeat_progress(task->site);

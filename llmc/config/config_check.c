@@ -428,10 +428,6 @@ static bool check_optimizer(const Parsed *p) {
     bool muon = c->optimizer == OPTIMIZER_MUON;
     if (!muon) note_unused(p, "muon-", "--optimizer muon");
     const Rule rules[] = {
-        {muon && c->tensor_model_parallel_size > 1 && c->muon_tp_mode != MUON_BLOCKWISE,
-         "--muon-tp-mode duplicated does not support --tensor-model-parallel-size above 1 yet; add "
-         "--muon-tp-mode blockwise, which orthogonalizes each rank's part of a matrix, or use pipeline "
-         "parallelism"},
         {muon && c->muon_coefficient_type == MUON_CUBIC5 && c->muon_num_ns_steps != 5,
          "--muon-coefficient-type cubic5 has coefficients for exactly 5 steps; use --muon-num-ns-steps 5"},
     };

@@ -141,8 +141,8 @@ static const Option table[] = {
     USED("muon-tp-mode", FREE | NEEDS_TENSOR_RANKS, MuonTensorParallel, OPTION_CHOICE, muon_tp_mode,
          "duplicated", .choices = "duplicated|blockwise", .value = "WORD",
          .no_other = "distributed is not supported",
-         .help = "with tensor parallelism. blockwise: each rank orthogonalizes its part of a matrix. "
-                 "duplicated: each rank orthogonalizes the whole matrix; not supported yet"),
+         .help = "with tensor parallelism. duplicated: each rank gathers the momentum of the whole matrix "
+                 "and orthogonalizes it. blockwise: each rank orthogonalizes its part of a matrix"),
     SINGLE("adam-beta1", FREE, adam_beta1, "0.9", 0, OPTION_BELOW_ONE, "decay rate of Adam's first moment"),
     SINGLE("adam-beta2", FREE, adam_beta2, "0.999", 0, OPTION_BELOW_ONE,
            "decay rate of Adam's second moment"),

@@ -22,6 +22,7 @@ int gpt_layer_unit(const GPT *gpt, int layer) { return layer + gpt_trains_words(
 static MuonShape muon_shape(const GPT *gpt, const Config *config, int which, int64_t rows, int64_t columns) {
     int64_t groups = config_query_groups(config), queries = config->num_attention_heads / groups;
     MuonShape shape = {.columns = columns, .groups = 1, .part = {rows, 0, 0}};
+    shape.duplicated = config->muon_tp_mode == MUON_DUPLICATED;
     if (which == QKV_W && !config->muon_no_split_qkv) {
         shape.groups = groups;
         shape.part[0] = queries * gpt->HD;

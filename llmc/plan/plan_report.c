@@ -288,7 +288,8 @@ static void print_stage_wire(const Config *c, const Mesh *mesh, FILE *out) {
     }
 }
 
-static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
+static void print_parts_wire(const Config *c, const StagePlan *s, FILE *out) {
+    const Mesh *mesh = &s->mesh;
     if (!is_model_parallel(mesh)) return;
     fprintf(out, "bytes sent per micro-batch and rank, between parts of the model\n");
     if (mesh->tp.size > 1) {
@@ -300,10 +301,11 @@ static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
     }
     if (mesh->pp.size > 1) print_stage_wire(c, mesh, out);
     double words = mesh->pp.size > 1 ? parts_words_bytes(c, mesh) : 0;
-    double norms = parts_norms_bytes(c, mesh);
-    if (norms == 0 && words == 0) return;
+    double norms = parts_norms_bytes(c, mesh), momentum = parts_momentum_bytes(mesh, s->zero);
+    if (norms == 0 && words == 0 && momentum == 0) return;
     fprintf(out, "bytes sent per step and rank, between parts of the model\n");
     if (norms > 0) fprintf(out, "  %-34s %16.0f\n", "gradients of LayerNorms", norms);
+    if (momentum > 0) fprintf(out, "  %-34s %16.0f\n", "momentum of whole matrices, at most", momentum);
     if (words > 0) {
         fprintf(out, "  %-34s %16.0f  each way\n", "gradients of the tied embedding", words);
     }
@@ -530,7 +532,8 @@ static void print_between(const Config *c, const StagePlan *s, FILE *out) {
     double pipeline = pipeline_egress(c, mesh), tied = pipeline > 0 ? parts_words_bytes(c, mesh) * ranks : 0;
     double tensor = 0;
     if (T > per_node)
-        tensor = parts_tensor_bytes(c, mesh) * (T - per_node) / (T - 1) * per_node * c->micro_batches;
+        tensor = (parts_tensor_bytes(c, mesh) * c->micro_batches + parts_momentum_bytes(mesh, s->zero)) *
+                 (T - per_node) / (T - 1) * per_node;
     print_data_parallel(c, s, out);
     if (pipeline + tensor > 0) fprintf(out, "  GB out of a node per step, between parts of the model\n");
     print_egress("pipeline", pipeline, out);
@@ -559,7 +562,7 @@ bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err) 
         memory_plan_print(&s->memory_plan, layout_of(s)->parameters + s->frozen.own, out);
         fprintf(out, "  not in the plan, but reported in the log of a run: %s\n", device_kind()->beside_plan);
         print_wire(config, s, out);
-        print_parts_wire(config, &s->mesh, out);
+        print_parts_wire(config, s, out);
         fprintf(out, "summary\n");
         print_gib(s, out);
         print_fits(config, &stages, out);

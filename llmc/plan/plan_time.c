@@ -69,15 +69,23 @@ double plan_newton_schulz(const Config *c, const Zero *zero, double *all) {
     return zero_state_layout(zero)->dp == 1 ? *all : most;
 }
 
-// Returns the time of Newton-Schulz in a bucket of matrices. Layers are alike, so that the time is
-// proportional to the size of the bucket.
-static double newton_schulz_time(const Config *c, const Zero *zero, const Bucket *bucket, Rates rates) {
+// Returns the bytes per ms that a rank sends to the others of its tensor-parallel group.
+static double tensor_rate(const Mesh *mesh, Rates rates) {
+    return mesh->tp.size <= mesh->per_node ? rates.inside : rates.between;
+}
+
+// Returns the time of Newton-Schulz in a bucket of matrices, and of gathering their momentum from
+// tensor-parallel ranks. Layers are alike, so that the time is proportional to the size of the bucket.
+static double newton_schulz_time(const Config *c, const Mesh *mesh, const Zero *zero, const Bucket *bucket,
+                                 Rates rates) {
     const BucketLayout *layout = zero_layout(zero);
     double matrices = 0, all;
     if (!bucket->whole) return 0;
     for (int b = 0; b < layout->buckets; b++)
         matrices += layout->bucket[b].whole ? (double)layout->bucket[b].matrix_elements : 0;
-    return plan_newton_schulz(c, zero, &all) / rates.matmul * (double)bucket->matrix_elements / matrices;
+    double time = plan_newton_schulz(c, zero, &all) / rates.matmul;
+    if (mesh->tp.size > 1) time += parts_momentum_bytes(mesh, zero) / tensor_rate(mesh, rates);
+    return time * (double)bucket->matrix_elements / matrices;
 }
 
 static const double HOST_ADAMW = HOST_ADAMW_BYTES / HOST_MEMORY;  // in ms per element
@@ -87,7 +95,7 @@ static const double HOST_ADAMW = HOST_ADAMW_BYTES / HOST_MEMORY;  // in ms per e
 static double update_time(const Config *c, const Mesh *mesh, const Zero *zero, int b, Rates rates) {
     const Bucket *state = &zero_state_layout(zero)->bucket[b];
     double elements = (double)bucket_shard(state);
-    double products = newton_schulz_time(c, zero, &zero_layout(zero)->bucket[b], rates);
+    double products = newton_schulz_time(c, mesh, zero, &zero_layout(zero)->bucket[b], rates);
     if (c->optimizer_disk_offload)
         return fmax(elements * HOST_ADAMW + products, disk_bytes(state) / disk_rate(c, mesh));
     return elements * (c->optimizer_cpu_offload ? HOST_ADAMW : ADAMW_BYTES / rates.memory) + products;
@@ -265,7 +273,7 @@ static double tensor_coding_time(const Config *c, Rates rates) {
 // the pipeline fills and drains. The exchange of the tied embedding's gradient follows backward.
 static void add_waits(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
     int stages = mesh->pp.size;
-    double tensor = mesh->tp.size <= mesh->per_node ? rates.inside : rates.between;
+    double tensor = tensor_rate(mesh, rates);
     double line = stages * mesh->pp.stride <= mesh->per_node ? rates.inside : rates.between;
     bool peer = c->tp_comm_backend != TP_COMM_NCCL && mesh->tp.size <= mesh->per_node &&
                 !c->quantized_tensor_parallel;

@@ -296,6 +296,25 @@ double parts_norms_bytes(const Config *c, const Mesh *mesh) {
     return elements * (double)sizeof(float) * (mesh->tp.size - 1);
 }
 
+double parts_momentum_bytes(const Mesh *mesh, const Zero *zero) {
+    int count;
+    const BucketLayout *layout = zero_state_layout(zero);
+    const Tensor *tensors = zero_tensors(zero, &count);
+    int64_t most = 0;
+    for (int rank = 0; rank < layout->dp; rank++) {
+        int64_t elements = 0;
+        for (const Bucket *b = layout->bucket; b < layout->bucket + layout->buckets; b++) {
+            for (int i = 0; b->whole && i < b->segments; i++) {
+                const Segment *segment = &layout->segments[b->first_segment + i];
+                bool owned = segment->start / b->matrix_per_rank == rank;
+                if (owned && tensors[segment->tensor].muon.duplicated) elements += segment->numel;
+            }
+        }
+        if (elements > most) most = elements;
+    }
+    return (double)most * (double)sizeof(float) * (mesh->tp.size - 1);
+}
+
 double parts_words_bytes(const Config *c, const Mesh *mesh) {
     if (c->untie_embeddings_and_output_weights || c->lora_rank) return 0;
     return (double)c->vocab_size_padded / mesh->tp.size * c->hidden_size * (double)sizeof(float);

@@ -55,6 +55,9 @@ int parts_tensor_messages(const Config *c, const Mesh *mesh);
 // Returns the bytes of norm gradients sent to the tensor-parallel group per step, including the
 // bias gradients of FP8 layers that gather codes.
 double parts_norms_bytes(const Config *c, const Mesh *mesh);
+// Returns the bytes of momentum sent to the tensor-parallel group per step with --muon-tp-mode
+// duplicated, by the data-parallel rank that owns most matrices.
+double parts_momentum_bytes(const Mesh *mesh, const Zero *zero);
 // Returns the bytes of tied word embedding gradients sent between the first and the last stage per
 // step, in each direction.
 double parts_words_bytes(const Config *c, const Mesh *mesh);

@@ -87,9 +87,10 @@ double muon_scale(MuonScale mode, int64_t rows, int64_t columns) {
 
 // --- buffers -------------------------------------------------------------------------------------
 
-// Elements of the largest matrix and of the largest part of one, and bytes of op_newton_schulz.
+// Elements of the largest matrix that a rank updates, that is gathered, and that is orthogonalized,
+// and bytes of op_newton_schulz.
 typedef struct Sizes {
-    size_t matrix, part, workspace;
+    size_t matrix, gathered, part, workspace;
 } Sizes;
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -97,14 +98,17 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static Sizes sizes_of(const Base *base) {
     Sizes sizes = {0};
     for (int i = 0; i < base->layout.tensors; i++) {
-        const MuonShape *shape = &base->tensors[i].muon;
-        if (shape->columns == 0) continue;
-        sizes.matrix = larger(sizes.matrix, (size_t)tensor_elements(&base->tensors[i]));
+        const Tensor *tensor = &base->tensors[i];
+        MuonShape shape = muon_orthogonalized(&tensor->muon);
+        if (shape.columns == 0) continue;
+        sizes.matrix = larger(sizes.matrix, (size_t)tensor_elements(tensor));
+        if (tensor->muon.duplicated)
+            sizes.gathered = larger(sizes.gathered, (size_t)tensor_whole_elements(tensor));
         for (int part = 0; part < MUON_PARTS; part++) {
-            int64_t rows = shape->groups * shape->part[part];
+            int64_t rows = shape.groups * shape.part[part];
             if (rows == 0) continue;
-            sizes.part = larger(sizes.part, (size_t)(rows * shape->columns));
-            sizes.workspace = larger(sizes.workspace, op_newton_schulz_bytes(rows, shape->columns));
+            sizes.part = larger(sizes.part, (size_t)(rows * shape.columns));
+            sizes.workspace = larger(sizes.workspace, op_newton_schulz_bytes(rows, shape.columns));
         }
     }
     return sizes;
@@ -123,9 +127,13 @@ void muon_reserve(const Base *base, Muon *muon, bool on_host, MemoryPlan *memory
                         (void **)&muon->partials);
     memory_plan_reserve(memory_plan, group, "norm", sizeof(float), (void **)&muon->sum);
     memory_plan_reserve(memory_plan, group, "products", sizes.workspace, &muon->workspace);
+    size_t directions = larger(sizes.gathered, on_host ? sizes.matrix : 0);
+    if (directions)
+        memory_plan_reserve(memory_plan, group,
+                            sizes.gathered ? "momentum, gathered from tensor-parallel ranks"
+                                           : "uploaded momentum",
+                            directions * sizeof(float), (void **)&muon->directions);
     if (!on_host) return;
-    memory_plan_reserve(memory_plan, group, "uploaded momentum", sizes.matrix * sizeof(float),
-                        (void **)&muon->uploaded);
     memory_plan_reserve_host(memory_plan, host, "momentum of a matrix", sizes.matrix * sizeof(float),
                              (void **)&muon->direction);
     memory_plan_reserve_host(memory_plan, host, "orthogonalized momentum", sizes.part * sizeof(floatX),
@@ -139,6 +147,12 @@ static float scale_of(const Config *c, const MuonShape *shape, int64_t rows) {
     int64_t out = rows * (shape->row_ranks ? shape->row_ranks : 1);
     int64_t in = shape->columns * (shape->column_ranks ? shape->column_ranks : 1);
     return (float)(c->muon_extra_scale_factor * muon_scale(c->muon_scale_mode, out, in));
+}
+
+// Returns how tensor-parallel ranks divide the columns of a tensor; all 0 unless they do.
+static MuonColumns columns_of(const Tensor *tensor) {
+    MuonColumns columns = {tensor->whole[1], tensor->local[1], tensor_elements(tensor)}, undivided = {0};
+    return tensor->split == 1 ? columns : undivided;
 }
 
 // Returns part `part` of a matrix without the pointers to its state. rows is 0 if there is none.
@@ -160,6 +174,36 @@ static MuonPart part_of(const Base *base, const MuonShape *shape, int part, doub
     return a;
 }
 
+// Returns part `part` of this rank's slice of a matrix without the pointers to its state.
+static MuonPart own_part(const Base *base, const Tensor *tensor, int part, double weight_decay) {
+    MuonPart a = part_of(base, &tensor->muon, part, weight_decay);
+    if (tensor->muon.duplicated) a.sliced = columns_of(tensor);
+    return a;
+}
+
+// Returns part `part` of the matrix whose U is in muon->directions.
+static MuonPart part_of_directions(const Base *base, const Muon *muon, const Tensor *tensor, int part) {
+    MuonShape shape = muon_orthogonalized(&tensor->muon);
+    MuonPart a = part_of(base, &shape, part, 0);
+    a.grads = a.momentum = muon->directions;
+    a.nesterov = false;
+    if (tensor->muon.duplicated) a.gathered = columns_of(tensor);
+    return a;
+}
+
+// Returns this rank's slot in muon->directions, or NULL if there is no such buffer.
+static float *own_direction(const Base *base, const Muon *muon, const Tensor *tensor) {
+    int slot = tensor->muon.duplicated ? base->mesh->tp.rank : 0;
+    return muon->directions ? muon->directions + slot * tensor_elements(tensor) : NULL;
+}
+
+// Gathers U from the tensor-parallel ranks if they orthogonalize the whole matrix.
+static void gather_directions(const Base *base, const Muon *muon, const Tensor *tensor, Stream *stream) {
+    if (!tensor->muon.duplicated) return;
+    comm_all_gather(&base->mesh->tp, muon->directions, (size_t)tensor_elements(tensor) * sizeof(float),
+                    stream);
+}
+
 // Returns the orthogonalized momentum of a part (rows, columns).
 static const floatX *orthogonalize(const Muon *muon, Stream *stream, const MuonPart *a) {
     kernel_muon_squares(stream, a, muon->partials);
@@ -167,6 +211,16 @@ static const floatX *orthogonalize(const Muon *muon, Stream *stream, const MuonP
     kernel_muon_normalize(stream, a, muon->sum, muon->x);
     NewtonSchulz iteration = {a->rows, a->columns, muon->step, muon->steps, muon->x, muon->workspace};
     return op_newton_schulz(stream, &iteration);
+}
+
+// Returns the orthogonalized momentum of the matrix in muon->directions, from the first element on
+// that `own`, this rank's slice of the part, needs.
+static const floatX *orthogonalize_directions(const Base *base, const Muon *muon, Stream *stream,
+                                              const Tensor *tensor, int part, const MuonPart *own) {
+    MuonPart a = part_of_directions(base, muon, tensor, part);
+    int64_t rank = tensor->muon.duplicated ? base->mesh->tp.rank : 0;
+    int64_t slice = own->sliced.own ? own->sliced.own : own->rows * own->columns;
+    return orthogonalize(muon, stream, &a) + rank * slice;
 }
 
 // Sets *at to the position in this rank's shard of matrix i of bucket b. Returns its tensor, or
@@ -189,14 +243,22 @@ void muon_update(const Base *base, const Muon *muon, int b, BucketState *state, 
     for (int i = 0; i < base->state->bucket[b].segments; i++) {
         const Tensor *tensor = matrix_of(base, b, i, &at);
         for (int part = 0; tensor && part < MUON_PARTS; part++) {
-            MuonPart a = part_of(base, &tensor->muon, part, weight_decay);
+            bool gathered = tensor->muon.duplicated;
+            MuonPart a = own_part(base, tensor, part, weight_decay);
             a.grads = state->grads.matrix + at;
             a.momentum = state->exp_avg + at;
             a.master = state->master + at;
             a.fault = base->checks->fault;
             a.code = fault_code(FAULT_OF_UPDATE, (uint64_t)b);
-            if (part == 0) kernel_muon_momentum(stream, &a, tensor_elements(tensor));
-            if (a.rows > 0) kernel_muon_apply(stream, &a, orthogonalize(muon, stream, &a));
+            if (part == 0) {
+                kernel_muon_momentum(stream, &a, tensor_elements(tensor),
+                                     gathered ? own_direction(base, muon, tensor) : NULL);
+                gather_directions(base, muon, tensor, stream);
+            }
+            if (a.rows == 0) continue;
+            kernel_muon_apply(stream, &a,
+                              gathered ? orthogonalize_directions(base, muon, stream, tensor, part, &a)
+                                       : orthogonalize(muon, stream, &a));
         }
     }
     state->grads.matrix = NULL;
@@ -256,17 +318,18 @@ static void queue_matrix(const Muon *muon, HostMatrix *h, const Tensor *tensor) 
     Stream *stream = muon->host->stream;
     h->elements = tensor_elements(tensor);
     for (int part = 0; part < MUON_PARTS; part++) {
-        h->part = part_of(muon->base, &tensor->muon, part, (double)h->shard.weight_decay);
+        h->part = own_part(muon->base, tensor, part, (double)h->shard.weight_decay);
         if (part == 0) {
             stream_host_call(stream, run_momentum, h, sizeof *h);
-            copy_from_pinned(stream, muon->uploaded, muon->direction, (size_t)h->elements * sizeof(float));
+            copy_from_pinned(stream, own_direction(muon->base, muon, tensor), muon->direction,
+                             (size_t)h->elements * sizeof(float));
+            gather_directions(muon->base, muon, tensor, stream);
         }
-        if (h->part.rows == 0) continue;
-        MuonPart uploaded = h->part;
-        uploaded.grads = uploaded.momentum = muon->uploaded;
-        uploaded.nesterov = false;
-        copy_to_pinned(stream, muon->orthogonal, orthogonalize(muon, stream, &uploaded),
-                       (size_t)(h->part.rows * h->part.columns) * sizeof(floatX));
+        int64_t elements = h->part.rows * h->part.columns;
+        if (elements == 0) continue;
+        copy_to_pinned(stream, muon->orthogonal,
+                       orthogonalize_directions(muon->base, muon, stream, tensor, part, &h->part),
+                       (size_t)(muon_output_index(&h->part, elements - 1) + 1) * sizeof(floatX));
         stream_host_call(stream, run_apply, h, sizeof *h);
     }
 }

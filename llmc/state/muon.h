@@ -13,6 +13,10 @@
 //
 // All of it runs in order on QwdHost.stream.
 //
+// With tensor parallelism and --muon-tp-mode duplicated, the ranks all-gather U, orthogonalize the
+// whole matrix, and update their slices of it. Rank i of each tensor-parallel group owns slices of
+// the same matrices, in the same order. With blockwise, they orthogonalize their slices.
+//
 // Called by zero.c and zero_plan.c.
 #pragma once
 #include "llmc/base/memory_plan.h"
@@ -30,9 +34,12 @@ typedef struct Muon {
     float *partials;  // sums of 32 squares
     float *sum;       // (1)
     void *workspace;  // of op_newton_schulz
-    // if the state is on the host or on disk; page-locked memory except `uploaded`
-    float *direction, *uploaded;  // (largest matrix) U of sdp4bit/muon.h, and its copy on the device
-    floatX *orthogonal;           // (largest part) copy of the result
+    // U of sdp4bit/muon.h of the largest matrix, uploaded or gathered from (tensor-parallel ranks); NULL
+    // if it is computed from momentum and gradients
+    float *directions;
+    // page-locked memory, if the state is on the host or on disk
+    float *direction;    // (largest matrix) U
+    floatX *orthogonal;  // (largest part) copy of the result
     const Base *base;
     const QwdHost *host;
     DiskState *disk;  // NULL: the state is in host memory

@@ -58,10 +58,20 @@ static MuonShape muon_part(MuonShape shape, const Tensor *whole, int ranks) {
     return shape;
 }
 
+MuonShape muon_orthogonalized(const MuonShape *shape) {
+    MuonShape all = *shape;
+    if (!shape->duplicated) return all;
+    if (shape->row_ranks) all.groups *= shape->row_ranks;
+    if (shape->column_ranks) all.columns *= shape->column_ranks;
+    all.row_ranks = all.column_ranks = 0;
+    return all;
+}
+
 Tensor tensor_part(const Tensor *whole, int rank, int ranks) {
     assert(rank >= 0 && rank < ranks && (whole->split < 0 || whole->whole[whole->split] % ranks == 0));
     Tensor part = *whole;
     part.counted = rank == 0;
+    part.muon.duplicated = false;
     if (whole->split < 0 || ranks == 1) return part;
     part.counted = true;
     part.muon = muon_part(whole->muon, whole, ranks);
@@ -78,10 +88,11 @@ bool tensor_holds(const Tensor *tensor, SliceKind kind) {
 }
 
 // Returns the floating-point operations of a Newton-Schulz step on a matrix; 0 with AdamW.
-static int64_t orthogonalization_work(const MuonShape *shape) {
-    int64_t work = 0, columns = shape->columns;
+static int64_t orthogonalization_work(const MuonShape *part) {
+    MuonShape shape = muon_orthogonalized(part);
+    int64_t work = 0, columns = shape.columns;
     for (int i = 0; i < MUON_PARTS; i++) {
-        int64_t rows = shape->groups * shape->part[i], m = rows < columns ? rows : columns;
+        int64_t rows = shape.groups * shape.part[i], m = rows < columns ? rows : columns;
         work += 4 * m * rows * columns + 2 * m * m * m;
     }
     return work;

@@ -14,6 +14,7 @@ typedef struct MuonShape {
     int64_t groups, part[MUON_PARTS];
     int row_ranks, column_ranks;  // number of tensor-parallel ranks that share the rows or columns of
                                   // the whole matrix; 0: one
+    bool duplicated;              // these ranks orthogonalize the whole matrix, not their parts of it
 } MuonShape;
 
 // A parameter tensor. The second dimension of a vector is 1.
@@ -78,6 +79,9 @@ int64_t tensor_elements(const Tensor *tensor);
 int64_t tensor_whole_elements(const Tensor *tensor);
 // Returns true if a tensor of this run has this kind of state.
 bool tensor_holds(const Tensor *tensor, SliceKind kind);
+// Returns the shape of what is orthogonalized, in which no ranks share rows or columns if the shape is
+// duplicated.
+MuonShape muon_orthogonalized(const MuonShape *shape);
 // Returns the input of layout_build: (count) rows, to be freed by the caller.
 LayoutTensor *tensors_for_plan(const Tensor *tensors, int count);
 

@@ -28,15 +28,16 @@ pipeline() { # without the norm, whose order of additions differs
         same_loss one stages 12
 }
 check "pipeline of two stages: as one rank" pipeline
-parts() { # and resumed
-    local flags=("${muon[@]}" --tensor-model-parallel-size 2 --muon-tp-mode blockwise --gpus-per-node 2
+parts() { # MODE; and resumed
+    local flags=("${muon[@]}" --tensor-model-parallel-size 2 --muon-tp-mode "$1" --gpus-per-node 2
         --make-vocab-size-divisible-by 8)
     logged parts 4 "${flags[@]}" --save "$work/parts" --save-interval 6 &&
         logged parts.none 4 "${flags[@]}" --data-parallel-sharding-strategy no_shard &&
         same_training parts parts.none &&
         logged parts.on 4 "${flags[@]}" --load "$work/parts" --ckpt-step 6 && same_training parts parts.on 6
 }
-check "tensor parallel 2, --muon-tp-mode blockwise" parts
+check "tensor parallel 2, --muon-tp-mode blockwise" parts blockwise
+check "tensor parallel 2, --muon-tp-mode duplicated" parts duplicated
 llama() { # SwiGLU, grouped queries, untied head
     local flags=("${muon[@]}" --swiglu --ffn-hidden-size 48 --group-query-attention --num-query-groups 2
         --disable-bias-linear --normalization RMSNorm --position-embedding-type rope
@@ -172,6 +173,8 @@ check "offload, ZeRO-3, background saves" offloaded sharded_off 2 --async-save \
     --data-parallel-sharding-strategy optim_grads_params
 check "offload, tensor parallel 2, no sharding" offloaded parts_off 4 --tensor-model-parallel-size 2 \
     --muon-tp-mode blockwise --make-vocab-size-divisible-by 8 --data-parallel-sharding-strategy no_shard
+check "offload, tensor parallel 2, whole matrices" offloaded whole_off 4 --tensor-model-parallel-size 2 \
+    --make-vocab-size-divisible-by 8
 check "an update beyond the range on the host ends the run" refused 4 "the update on rank" 2 "${muon[@]}" \
     --lr 3.4e38 --min-lr 0 --lr-decay-style constant --lr-warmup-iters 0 --optimizer-cpu-offload
 
@@ -211,8 +214,14 @@ check "an update beyond the range ends the run" refused 4 "the update on rank" 2
     --min-lr 0 --lr-decay-style constant --lr-warmup-iters 0
 check "cubic5 has 5 steps" refused 2 "exactly 5 steps" 1 "${muon[@]}" --muon-coefficient-type cubic5 \
     --muon-num-ns-steps 4
-check "tensor parallelism needs --muon-tp-mode blockwise" refused 2 "add --muon-tp-mode blockwise" 2 \
-    "${muon[@]}" --tensor-model-parallel-size 2
+gathered() { # 12 * 64^2 elements of a layer, half on each of two ranks, of 4 bytes; blockwise gathers none
+    local flags=("${muon[@]}" --num-layers 4 --hidden-size 64 --num-attention-heads 4
+        --tensor-model-parallel-size 2 --data-parallel-sharding-strategy no_shard)
+    make_plan 4 "${flags[@]}" && grep -qE "momentum of whole matrices, at most +$((4 * 12 * 64 * 64 / 2 * 4))\$" \
+        "$work/plan" || { why="${why:-$(grep momentum "$work/plan")}"; return 1; }
+    make_plan 4 "${flags[@]}" --muon-tp-mode blockwise && ! grep -q "momentum of whole" "$work/plan"
+}
+check "--plan shows the momentum that tensor-parallel ranks gather" gathered
 idle() {
     trains 1 --train-iters 3 --eval-iters 0 --muon-momentum 0.8 &&
         grep -q -- '--muon-momentum has no effect without --optimizer muon' "$work/out" "$work/err" ||

@@ -445,7 +445,7 @@ static void case_muon(Dump *d, int64_t groups, int64_t queries, int64_t columns,
                   .part_rows = queries,
                   .fault = fault,
                   .code = 3};
-    kernel_muon_momentum(lab->stream, &a, n);
+    kernel_muon_momentum(lab->stream, &a, n, NULL);
     kernel_muon_squares(lab->stream, &a, partials);
     dump_f(d, "partials", partials, ceil_div64(part, 32), 'e');
     kernel_tree_sum(lab->stream, sum, partials, ceil_div64(part, 32));

@@ -38,6 +38,18 @@ static void flags_are_accepted(void **state) {
     config_free(&run.config);
 }
 
+// Megatron-LM's default, with which results do not depend on the number of ranks.
+static void tensor_parallel_ranks_orthogonalize_whole_matrices(void **state) {
+    Run run;
+    must_run(&run, MUON "--tensor-model-parallel-size 2", 2);
+    assert_int_equal(run.config.muon_tp_mode, MUON_DUPLICATED);
+    assert_string_equal(run.notes, "");
+    config_free(&run.config);
+    must_run(&run, MUON "--tensor-model-parallel-size 2 --muon-tp-mode blockwise", 2);
+    assert_int_equal(run.config.muon_tp_mode, MUON_BLOCKWISE);
+    config_free(&run.config);
+}
+
 static void impossible_flags_are_refused(void **state) {
     static const struct {
         const char *line, *what;
@@ -53,7 +65,6 @@ static void impossible_flags_are_refused(void **state) {
         {MUON "--muon-tp-mode distributed", "--muon-tp-mode distributed: not one of duplicated|blockwise"},
         {MUON "--muon-fp32-matmul-prec high", "--muon-fp32-matmul-prec high: not one of medium"},
         {MUON "--muon-scalar-optimizer lion", "--muon-scalar-optimizer lion: not one of adam"},
-        {MUON "--tensor-model-parallel-size 2", "above 1 yet; add --muon-tp-mode blockwise"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) must_fail(bad[i].line, 0, bad[i].what);
 }
@@ -98,6 +109,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_match_megatron),
         cmocka_unit_test(flags_are_accepted),
+        cmocka_unit_test(tensor_parallel_ranks_orthogonalize_whole_matrices),
         cmocka_unit_test(impossible_flags_are_refused),
         cmocka_unit_test(notes_name_flags_without_effect),
         cmocka_unit_test(checkpoints_of_the_other_optimizer),

@@ -343,17 +343,17 @@ void kernel_tree_sum(Stream *s, float *sum, float *partials, int64_t n) {
 
 // --- Muon ----------------------------------------------------------------------------------------
 
-void kernel_muon_momentum(Stream *s, const MuonPart *a, int64_t elements) {
+void kernel_muon_momentum(Stream *s, const MuonPart *a, int64_t elements, float *direction) {
     begin_on(s, "momentum");
     reads(s, a->control, sizeof *a->control);
     reads(s, a->grads, 4 * elements);
     writes(s, a->momentum, 4 * elements);
+    if (direction) writes(s, direction, 4 * elements);
     use(s->device, ATOMIC, a->fault, 8);
 }
 void muon_momentum_host(const MuonPart *a, int64_t elements, float *direction, int threads,
                         const Site *unused) {
-    kernel_muon_momentum(host_stream, a, elements);
-    writes(host_stream, direction, 4 * elements);
+    kernel_muon_momentum(host_stream, a, elements, direction);
 }
 static void begin_direction(Stream *s, const MuonPart *a, const char *name) {
     begin_on(s, name);

@@ -136,7 +136,7 @@ static void check_golden(const Golden *g) {
     for (int step = 1; step <= 3; step++) {
         for (int i = 0; i < n; i++) m->grads[i] = value_of(step, i);
         MuonPart a = part_of(m, g);
-        kernel_muon_momentum(NULL, &a, n);
+        kernel_muon_momentum(NULL, &a, n, NULL);
         for (int part = 0; part < 3; part++) {
             if (g->part[part]) step_part(&a, g->part[part], g->groups, g);
         }
@@ -164,7 +164,7 @@ static void refused_elements_keep_their_values(void **state) {
     m->control = (StepStatus){.applied = 1, .clip_coefficient = 1, .learning_rate = 0.1f};
     m->grads[3] = INFINITY, m->grads[4] = 1;
     MuonPart a = part_of(m, &g);
-    kernel_muon_momentum(NULL, &a, 8);
+    kernel_muon_momentum(NULL, &a, 8, NULL);
     assert_true(m->momentum[3] == 0 && m->momentum[4] == a.one_minus_mu);
     assert_int_equal(m->fault, 7);
     m->fault = 0;
@@ -191,7 +191,7 @@ static void skipped_steps_change_nothing(void **state) {
     m->control.clip_coefficient = m->control.learning_rate = 1;
     MuonPart a = part_of(m, &g);
     a.rows = a.part_rows = 2, a.scale = 1;
-    kernel_muon_momentum(NULL, &a, 8);
+    kernel_muon_momentum(NULL, &a, 8, NULL);
     kernel_muon_apply(NULL, &a, o);
     for (int i = 0; i < 8; i++) assert_true(m->momentum[i] == 0 && m->master[i] == 2);
     free(m);
