@@ -157,7 +157,7 @@ void kernel_step_status(Stream *s, StepStatus *control, const StatusInputs *a);
 // *fault is set to `code` if *fault is 0 (atomically).
 //
 // matrix_grads NULL: another optimizer has updated the master weights of matrices (muon.h), which
-// are only coded. Then exp_avg_sq has only the tail.
+// are only coded. Then exp_avg_sq has only the tail, and so has exp_avg if there is momentum_bf16.
 typedef struct UpdateShard {
     const StepStatus *control;
     float beta1, beta2, epsilon, weight_decay;
@@ -167,6 +167,7 @@ typedef struct UpdateShard {
     const float *matrix_grads, *tail_grads;  // reduced: (matrix_per_rank) or NULL, (tail_per_rank)
     const floatX *matrix_weights;            // (matrix_per_rank) model weights, if difference
     float *master, *exp_avg, *exp_avg_sq;    // (matrix_per_rank + tail_per_rank)
+    uint16_t *momentum_bf16;                 // (matrix_per_rank) of the other optimizer; or NULL
     Codec codec;
     int group;
     Rounding rounding;
@@ -178,7 +179,10 @@ typedef struct UpdateShard {
     uint64_t *fault, code;  // see step_status.h
 } UpdateShard;
 void kernel_update_shard(Stream *s, const UpdateShard *a);
-// Returns the position of the tail in exp_avg_sq.
+// Return the position of the tail in exp_avg and in exp_avg_sq.
+HD_FN int64_t update_tail_averages(const UpdateShard *a) {
+    return a->momentum_bf16 ? 0 : a->bucket.matrix_per_rank;
+}
 HD_FN int64_t update_tail_squares(const UpdateShard *a) {
     return a->matrix_grads ? a->bucket.matrix_per_rank : 0;
 }
@@ -189,7 +193,7 @@ HD_FN int64_t update_tail_squares(const UpdateShard *a) {
 void update_shard_host(const UpdateShard *a, int threads, const Site *site);
 // The same for elements [lo, hi) of the shard, the matrices first. lo must be the first element of
 // a group. master, exp_avg and exp_avg_sq hold these elements only; if matrix_grads is NULL,
-// exp_avg_sq holds only elements of the tail.
+// exp_avg_sq holds only elements of the tail, and so does exp_avg with momentum_bf16.
 void update_range_host(const UpdateShard *a, int64_t lo, int64_t hi, int threads, const Site *site);
 
 // Applies the gathered messages to all model weights, including this rank's shard:

@@ -11,10 +11,8 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     if (!a.control->applied) return;
     float clip = a.control->clip_coefficient;
     for_own_elements(n, [&](int64_t i) {
-        float next = muon_momentum(&a, clip, a.momentum[i], a.grads[i]);
-        if (muon_finite(next)) a.momentum[i] = next;
-        else mark_refused(a);
-        if (direction) direction[i] = muon_direction(&a, clip, a.momentum[i], a.grads[i]);
+        if (!muon_update_momentum(&a, clip, i)) mark_refused(a);
+        if (direction) direction[i] = muon_direction(&a, clip, muon_load(&a, i), a.grads[i]);
     });
 }
 
@@ -26,7 +24,7 @@ void kernel_muon_momentum(Stream *s, const MuonPart *a, int64_t elements, float 
 
 DEV_FN float direction_of(const MuonPart &a, float clip, int64_t i) {
     int64_t at = muon_index(&a, i);
-    return muon_direction(&a, clip, a.momentum[at], a.grads[at]);
+    return muon_direction(&a, clip, muon_load(&a, at), a.grads[at]);
 }
 
 // A warp sums 32 elements, in the order of tree_sum.

@@ -137,12 +137,13 @@ __global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS)
 __global__ void __launch_bounds__(CODEC_THREADS) update_tail_kernel(const __grid_constant__ UpdateShard a) {
     int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (i >= a.bucket.tail_per_rank || !a.control->applied) return;
-    int64_t at = a.bucket.matrix_per_rank + i, squares = update_tail_squares(&a) + i;
+    int64_t at = a.bucket.matrix_per_rank + i;
+    int64_t averages = update_tail_averages(&a) + i, squares = update_tail_squares(&a) + i;
     float grad = a.tail_grads[i];
-    float master = a.master[at], m = a.exp_avg[at], v = a.exp_avg_sq[squares];
+    float master = a.master[at], m = a.exp_avg[averages], v = a.exp_avg_sq[squares];
     if (!adamw_element(&master, &m, &v, grad, adam_scalars(&a, 0.0f))) mark_refused(a);
     a.master[at] = master;
-    a.exp_avg[at] = m;
+    a.exp_avg[averages] = m;
     a.exp_avg_sq[squares] = v;
     reinterpret_cast<floatX *>(a.tail)[i] = floatX_from_float(master);
 }

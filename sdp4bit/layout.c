@@ -436,6 +436,15 @@ int64_t layout_squares_start(const BucketLayout *layout, int b) {
     return start;
 }
 
+int64_t layout_whole_start(const BucketLayout *layout, int b) {
+    assert(b >= 0 && b <= layout->buckets);
+    int64_t start = 0;
+    for (int i = 0; i < b; i++) {
+        if (layout->bucket[i].whole) start += round_up64(layout->bucket[i].matrix_per_rank, 64);
+    }
+    return start;
+}
+
 int64_t layout_counted(const Bucket *bucket, bool matrix, int64_t rank) {
     assert(rank >= 0);
     int64_t piece = matrix ? bucket->matrix_per_rank : bucket->tail_per_rank;

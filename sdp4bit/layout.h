@@ -113,6 +113,9 @@ int64_t layout_counted(const Bucket *bucket, bool matrix, int64_t rank);
 // Returns the index of a bucket's first second moment in a rank's optimizer state. Buckets of whole
 // matrices have second moments of their tails only.
 int64_t layout_squares_start(const BucketLayout *layout, int b);
+// Returns the number of elements that a rank's optimizer state has in whole matrices before bucket
+// b, a multiple of 64.
+int64_t layout_whole_start(const BucketLayout *layout, int b);
 
 // --- payload formats ----------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 // llmc/state/muon.c; muon_cpu.c and kernels_cuda_muon.cu implement the kernels, and muon_host.c
 // what runs on host cores if the optimizer state is not on the device.
 //
-//   M = mu M + (1 - mu) g                  g = grad * clip; the moving average of Megatron-LM
+//   M = mu M + (1 - mu) g                  g = grad * clip; the moving average of Megatron-LM,
+//                                          rounded to bf16 with --exp-avg-dtype bf16
 //   U = M, or (1 - mu) g + mu M            with Nesterov momentum
 //   X = U / max(|U|, 1e-15)                Frobenius norm, rounded to floatX
 //   O = Newton-Schulz(X)
@@ -25,14 +26,15 @@ typedef struct MuonPart {
     const StepStatus *control;
     const float *grads;
     float *momentum, *master;
-    float mu, one_minus_mu;  // 1 - mu in fp32
+    uint16_t *momentum_bf16;  // used instead of momentum if not NULL
+    float mu, one_minus_mu;   // 1 - mu in fp32
     bool nesterov;
     float scale, weight_decay;
     int64_t rows, columns;  // of the part
     int64_t group_rows, first_row, part_rows;
-    // Without a division by columns all 0. `gathered`: the state pointers refer to the slices of all
+    // All 0 unless columns are divided. `gathered`: the state pointers refer to the slices of all
     // ranks, one after another. `sliced`: they refer to one slice, and O is of the whole tensor,
-    // from the slice's first element on.
+    // starting with the slice's first element.
     MuonColumns gathered, sliced;
     uint64_t *fault, code;  // set by refused elements, as in UpdateShard
 } MuonPart;
@@ -72,6 +74,13 @@ HD_FN int64_t muon_output_index(const MuonPart *a, int64_t i) {
     return columns->own ? i + i / columns->own * (columns->whole - columns->own) : i;
 }
 
+HD_FN float muon_load(const MuonPart *a, int64_t at) {
+    return a->momentum_bf16 ? bf16_to_float(a->momentum_bf16[at]) : a->momentum[at];
+}
+HD_FN void muon_store(const MuonPart *a, int64_t at, float momentum) {
+    if (a->momentum_bf16) a->momentum_bf16[at] = bf16_from_float(momentum);
+    else a->momentum[at] = momentum;
+}
 HD_FN float muon_momentum(const MuonPart *a, float clip, float momentum, float grad) {
     return f32_add(f32_mul(a->mu, momentum), f32_mul(a->one_minus_mu, f32_mul(grad, clip)));
 }
@@ -84,6 +93,13 @@ HD_FN float muon_norm(float sum) {
     return norm < 1e-15f ? 1e-15f : norm;
 }
 HD_FN bool muon_finite(float x) { return (f32_bits(x) & 0x7FFFFFFFu) < 0x7F800000u; }
+// Updates M of the tensor's element `at` and returns true if it stays finite, also after rounding.
+HD_FN bool muon_update_momentum(const MuonPart *a, float clip, int64_t at) {
+    float next = muon_momentum(a, clip, muon_load(a, at), a->grads[at]);
+    bool finite = muon_finite(a->momentum_bf16 ? bf16_to_float(bf16_from_float(next)) : next);
+    if (finite) muon_store(a, at, next);
+    return finite;
+}
 // Updates *p unless it returns false.
 HD_FN bool muon_element(const MuonPart *a, float learning_rate, float *p, float o) {
     float decay = f32_sub(1.0f, f32_mul(learning_rate, a->weight_decay));

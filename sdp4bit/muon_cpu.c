@@ -11,7 +11,7 @@ void kernel_muon_momentum(Stream *s, const MuonPart *a, int64_t elements, float 
 
 static float direction_of(const MuonPart *a, int64_t i) {
     int64_t at = muon_index(a, i);
-    return muon_direction(a, a->control->clip_coefficient, a->momentum[at], a->grads[at]);
+    return muon_direction(a, a->control->clip_coefficient, muon_load(a, at), a->grads[at]);
 }
 
 void kernel_muon_squares(Stream *s, const MuonPart *a, float *partials) {

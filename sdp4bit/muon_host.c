@@ -24,17 +24,12 @@ static void mark_refused(const MuonPart *a) {
 
 static void update_momentum(void *context, int64_t lo, int64_t hi) {
     const Task *task = (const Task *)context;
-    const MuonPart *a = task->part;
+    const MuonPart part = *task->part, *a = &part;  // a copy, so that stores do not alias it
     float clip = a->control->clip_coefficient;
     int refused = 0;
-    for (int64_t i = lo; i < hi; i++) {
-        float next = muon_momentum(a, clip, a->momentum[i], a->grads[i]);
-        int finite = muon_finite(next);
-        a->momentum[i] = finite ? next : a->momentum[i];
-        refused |= !finite;
-    }
+    for (int64_t i = lo; i < hi; i++) refused |= !muon_update_momentum(a, clip, i);
     for (int64_t i = lo; task->direction && i < hi; i++)
-        task->direction[i] = muon_direction(a, clip, a->momentum[i], a->grads[i]);
+        task->direction[i] = muon_direction(a, clip, muon_load(a, i), a->grads[i]);
     if (refused) mark_refused(a);
     heartbeat_progress(task->site);
 }

@@ -64,6 +64,7 @@ static UpdateShard update_of(const QwdStep *step, int b, const BucketState *stat
     u.master = state->master;
     u.exp_avg = state->exp_avg;
     u.exp_avg_sq = state->exp_avg_sq;
+    u.momentum_bf16 = state->momentum_bf16;
     u.codec = format.codec;
     u.group = format.group;
     u.rounding = format.rounding;

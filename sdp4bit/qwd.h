@@ -84,6 +84,7 @@ typedef struct BucketState {
     WeightShard weights;                   // this rank's shard of the model weights
     float *master, *exp_avg, *exp_avg_sq;  // as in UpdateShard
     const floatX *replica;                 // device: this rank's matrix shard of the model weights
+    uint16_t *momentum_bf16;               // as in UpdateShard
 } BucketState;
 
 // Updates this rank's shard of bucket b and writes the message to its slot in `buffer` (lossless

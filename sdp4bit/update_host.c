@@ -18,16 +18,14 @@ static void mark_refused(const UpdateShard *a) {
     atomic_compare_exchange_strong((_Atomic uint64_t *)a->fault, &nothing, a->code);
 }
 
-// Updates n elements, starting at element `at` of the memory. Their second moments start at
-// `squares`. Works in blocks on copies, so that the loop vectorizes; only a block with a refused
-// element is updated element by element.
+// Updates n elements, starting at element `at` of the memory. Works in blocks on copies, so that the
+// loop vectorizes; only a block with a refused element is updated element by element.
 enum { ADAMW_BLOCK = 1024 };
-static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, int64_t squares, const float *grads,
-                  int64_t n) {
+static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const float *grads, int64_t n) {
     if (!a->control->applied) return;
     for (int64_t first = 0; first < n; first += ADAMW_BLOCK) {
         float *master = a->master + at + first, *exp_avg = a->exp_avg + at + first;
-        float *exp_avg_sq = a->exp_avg_sq + squares + first, p[ADAMW_BLOCK], m[ADAMW_BLOCK], v[ADAMW_BLOCK];
+        float *exp_avg_sq = a->exp_avg_sq + at + first, p[ADAMW_BLOCK], m[ADAMW_BLOCK], v[ADAMW_BLOCK];
         int count = n - first < ADAMW_BLOCK ? (int)(n - first) : ADAMW_BLOCK, refused = 0;
         size_t bytes = (size_t)count * sizeof(float);
         memcpy(p, master, bytes);
@@ -81,7 +79,7 @@ static void update_matrices(void *context, int64_t lo, int64_t hi) {
     const UpdateShard *a = update->shard;
     int n = piece_size(a->codec, a->group);
     int64_t at = lo - update->first;
-    if (a->matrix_grads) adamw(a, adam_scalars(a, a->weight_decay), at, at, a->matrix_grads + lo, hi - lo);
+    if (a->matrix_grads) adamw(a, adam_scalars(a, a->weight_decay), at, a->matrix_grads + lo, hi - lo);
     for (int64_t i = lo; i < hi; i += n) write_group(a, i, a->master + (i - update->first), n);
     heartbeat_progress(update->site);
 }
@@ -96,12 +94,14 @@ void update_range_host(const UpdateShard *a, int64_t lo, int64_t hi, int threads
                     &update);
     // Tails are short: biases and norms.
     int64_t at = lo > matrices ? lo : matrices, in_tail = at - matrices;
-    int64_t squares = a->matrix_grads || lo > matrices ? lo : matrices;  // at exp_avg_sq[0]
     if (hi <= at) return;
-    adamw(a, adam_scalars(a, 0.0f), at - lo, at - squares, a->tail_grads + in_tail, hi - at);
+    UpdateShard tail = *a;
+    tail.master += at - lo;
+    if (!a->momentum_bf16) tail.exp_avg += at - lo;
+    if (a->matrix_grads || lo > matrices) tail.exp_avg_sq += at - lo;
+    adamw(&tail, adam_scalars(a, 0.0f), 0, a->tail_grads + in_tail, hi - at);
     if (a->control->applied)
-        store_values(a->tail + in_tail * (int64_t)sizeof(floatX), FLOATX_CODEC, a->master + (at - lo),
-                     hi - at);
+        store_values(a->tail + in_tail * (int64_t)sizeof(floatX), FLOATX_CODEC, tail.master, hi - at);
 }
 
 void update_shard_host(const UpdateShard *a, int threads, const Site *site) {

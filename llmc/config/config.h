@@ -24,6 +24,7 @@ typedef enum PositionEmbedding { POSITIONS_LEARNED, POSITIONS_ROPE, POSITIONS_YA
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum Optimizing { OPTIMIZER_ADAM, OPTIMIZER_MUON } Optimizing;
 typedef enum MuonTensorParallel { MUON_DUPLICATED, MUON_BLOCKWISE } MuonTensorParallel;
+typedef enum MomentDtype { MOMENT_FP32, MOMENT_BF16 } MomentDtype;
 typedef enum MuonScale { MUON_SPECTRAL, MUON_UNIT_RMS_NORM, MUON_SHAPE_SCALING } MuonScale;
 typedef enum MuonCoefficients {
     MUON_SIMPLE,
@@ -109,6 +110,7 @@ typedef struct Config {
     bool muon_nesterov, muon_no_split_qkv;
     MuonScale muon_scale_mode;
     MuonTensorParallel muon_tp_mode;
+    MomentDtype exp_avg_dtype;
     MuonCoefficients muon_coefficient_type;
     int muon_num_ns_steps;
     bool override_opt_param_scheduler, use_checkpoint_opt_param_scheduler;

@@ -428,6 +428,9 @@ static bool check_optimizer(const Parsed *p) {
     bool muon = c->optimizer == OPTIMIZER_MUON;
     if (!muon) note_unused(p, "muon-", "--optimizer muon");
     const Rule rules[] = {
+        {!muon && c->exp_avg_dtype != MOMENT_FP32,
+         "--exp-avg-dtype bf16 needs --optimizer muon, because AdamW keeps its moments in fp32; add it, or "
+         "use --exp-avg-dtype fp32"},
         {muon && c->muon_coefficient_type == MUON_CUBIC5 && c->muon_num_ns_steps != 5,
          "--muon-coefficient-type cubic5 has coefficients for exactly 5 steps; use --muon-num-ns-steps 5"},
     };

@@ -145,6 +145,13 @@ static double whole_padding(const BucketLayout *plan) {
     return elements > 0 ? padded / elements - 1 : 0;
 }
 
+// Returns the bytes that --exp-avg-dtype bf16 saves in a rank's optimizer state.
+static long long saved_by_bf16(const StagePlan *s) {
+    const BucketLayout *state = zero_state_layout(s->zero);
+    int64_t averages = state->shard_elements - layout_squares_start(state, state->buckets);
+    return (long long)(4 * averages - 2 * layout_whole_start(state, state->buckets));
+}
+
 // Prints how Muon's work is divided.
 static void print_muon(const Config *c, const StagePlan *s, FILE *out) {
     const BucketLayout *plan = layout_of(s);
@@ -161,6 +168,8 @@ static void print_muon(const Config *c, const StagePlan *s, FILE *out) {
             100 * whole_padding(plan));
     fprintf(out, "  Muon has one moment per matrix: %.2f GiB per rank less than AdamW in this layout\n",
             4 * (double)saved / 0x1p30);
+    if (c->exp_avg_dtype == MOMENT_BF16)
+        fprintf(out, "  momentum in bf16: %lld bytes per rank less than in fp32\n", saved_by_bf16(s));
 }
 
 static void print_layout(const Config *c, const StagePlan *s, FILE *out) {

@@ -21,7 +21,7 @@ enum { ADAMW_BYTES = 30, TAIL_BYTES = 12, QUANTIZE_BYTES = 12 };
 enum { HOST_ADAMW_BYTES = 32 };
 static const double HOST_MEMORY = 8.2e7;
 // Bytes that AdamW and Muon read and write per element if the state is on disk.
-enum { DISK_ADAMW_BYTES = 24, DISK_MUON_BYTES = 16 };
+enum { DISK_ADAMW_BYTES = 24, DISK_MUON_BYTES = 16, DISK_MUON_BF16_BYTES = 12 };
 // Latency in ms of a tensor-parallel reduction or gather, with one kernel over peer memory and with
 // NCCL (dev/bench/NOTES.md).
 static const double PEER_MESSAGE = 0.025, TENSOR_MESSAGE = 0.042;
@@ -47,8 +47,9 @@ static double lossless_share(const Config *c) { return c->plan_lossless_bits / 1
 
 
 // Returns the bytes that the update of a rank's shard of a bucket reads and writes on disk.
-static double disk_bytes(const Bucket *bucket) {
-    int matrix = bucket->whole ? DISK_MUON_BYTES : DISK_ADAMW_BYTES;
+static double disk_bytes(const Config *c, const Bucket *bucket) {
+    int muon = c->exp_avg_dtype == MOMENT_BF16 ? DISK_MUON_BF16_BYTES : DISK_MUON_BYTES;
+    int matrix = bucket->whole ? muon : DISK_ADAMW_BYTES;
     return (double)bucket->matrix_per_rank * matrix + (double)bucket->tail_per_rank * DISK_ADAMW_BYTES;
 }
 
@@ -75,7 +76,7 @@ static double tensor_rate(const Mesh *mesh, Rates rates) {
 }
 
 // Returns the time of Newton-Schulz in a bucket of matrices, and of gathering their momentum from
-// tensor-parallel ranks. Layers are alike, so that the time is proportional to the size of the bucket.
+// tensor-parallel ranks. Layers are alike, so that the time is proportional to the bucket's size.
 static double newton_schulz_time(const Config *c, const Mesh *mesh, const Zero *zero, const Bucket *bucket,
                                  Rates rates) {
     const BucketLayout *layout = zero_layout(zero);
@@ -97,7 +98,7 @@ static double update_time(const Config *c, const Mesh *mesh, const Zero *zero, i
     double elements = (double)bucket_shard(state);
     double products = newton_schulz_time(c, mesh, zero, &zero_layout(zero)->bucket[b], rates);
     if (c->optimizer_disk_offload)
-        return fmax(elements * HOST_ADAMW + products, disk_bytes(state) / disk_rate(c, mesh));
+        return fmax(elements * HOST_ADAMW + products, disk_bytes(c, state) / disk_rate(c, mesh));
     return elements * (c->optimizer_cpu_offload ? HOST_ADAMW : ADAMW_BYTES / rates.memory) + products;
 }
 
@@ -459,7 +460,7 @@ static const char *disk_source(const Config *c) {
 void plan_disk_report(const Config *config, const Mesh *mesh, const Zero *zero, FILE *out) {
     const BucketLayout *layout = zero_state_layout(zero);
     double bytes = 0, host = (double)layout->shard_elements * HOST_ADAMW;
-    for (int b = 0; b < layout->buckets; b++) bytes += disk_bytes(&layout->bucket[b]);
+    for (int b = 0; b < layout->buckets; b++) bytes += disk_bytes(config, &layout->bucket[b]);
     double disk = bytes / disk_rate(config, mesh);
     fprintf(out,
             "  disk: the update reads and writes %.2f GB per step and rank, which takes %.1f ms at %.4g GB/s "

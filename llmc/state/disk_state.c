@@ -13,7 +13,15 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // --- chunks --------------------------------------------------------------------------------------
 
-static int64_t chunk_bytes(const DiskChunk *chunk) { return chunk->parts * chunk->padded; }
+// Returns true if the first moments of the chunk are in bf16.
+static bool is_narrow(const DiskState *d, const DiskChunk *chunk) {
+    return d->momentum_bf16 && chunk->parts != STATE_PARTS;
+}
+
+static int64_t chunk_bytes(const DiskState *d, const DiskChunk *chunk) {
+    if (!is_narrow(d, chunk)) return chunk->parts * chunk->padded;
+    return chunk->padded + round_up64(chunk->count * (int64_t)sizeof(uint16_t), SCRATCH_ALIGN);
+}
 
 // Appends a chunk of elements [first, end) of bucket b.
 static void add_chunk(DiskState *d, int b, int64_t first, int64_t end, int parts, int tensor) {
@@ -21,9 +29,9 @@ static void add_chunk(DiskState *d, int b, int64_t first, int64_t end, int parts
     chunk.padded = round_up64(chunk.count, FLOATS_ALIGN) * (int64_t)sizeof(float);
     d->chunk = grow_array(d->chunk, d->chunks, sizeof *d->chunk, "the chunks of the state");
     d->chunk[d->chunks++] = chunk;
-    d->file_bytes += chunk_bytes(&chunk);
+    d->file_bytes += chunk_bytes(d, &chunk);
     d->bounce_bytes = larger(d->bounce_bytes, chunk.padded);
-    d->slot_bytes = larger(d->slot_bytes, chunk_bytes(&chunk));
+    d->slot_bytes = larger(d->slot_bytes, chunk_bytes(d, &chunk));
 }
 
 static void cut(DiskState *d, int b, int64_t first, int64_t end, int parts) {
@@ -114,7 +122,8 @@ static void read_ahead(DiskState *d) {
         if (d->chunks < DISK_SLOTS && d->read >= d->chunks)
             scratch_wait(d->file, slot_of(d->read - d->chunks));
         scratch_wait(d->file, slot_of(d->read));
-        scratch_read(d->file, slot_memory(d, d->read), chunk_bytes(chunk), chunk->offset, slot_of(d->read));
+        scratch_read(d->file, slot_memory(d, d->read), chunk_bytes(d, chunk), chunk->offset,
+                     slot_of(d->read));
         d->read++;
     }
 }
@@ -126,7 +135,8 @@ static UpdateShard open_chunk(DiskState *d, const UpdateShard *shard) {
     read_ahead(d);
     scratch_wait(d->file, slot_of(d->updated));
     own.master = (float *)(void *)memory;
-    own.exp_avg = (float *)(void *)(memory + chunk->padded);
+    if (is_narrow(d, chunk)) own.momentum_bf16 = (uint16_t *)(void *)(memory + chunk->padded);
+    else own.exp_avg = (float *)(void *)(memory + chunk->padded);
     own.exp_avg_sq = chunk->parts == STATE_PARTS ? (float *)(void *)(memory + 2 * chunk->padded) : NULL;
     return own;
 }
@@ -146,7 +156,7 @@ void disk_update_chunk(DiskState *d, const UpdateShard *shard, int threads, cons
     update_range_host(&own, chunk->first, chunk->first + chunk->count, threads, site);
     // A skipped step changes nothing.
     if (shard->control->applied)
-        scratch_write(d->file, slot_memory(d, d->updated), chunk_bytes(chunk), chunk->offset,
+        scratch_write(d->file, slot_memory(d, d->updated), chunk_bytes(d, chunk), chunk->offset,
                       slot_of(d->updated));
     d->updated++;
     pthread_mutex_unlock(&d->mutex);
@@ -161,6 +171,18 @@ void disk_update(void *store, int b, const UpdateShard *shard, int threads, cons
 }
 
 // --- copies --------------------------------------------------------------------------------------
+
+void widen_bf16(float *wide, const uint16_t *narrow, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {  // never overwrites a value before it is read
+        uint16_t value;
+        memcpy(&value, narrow + i, sizeof value);
+        wide[i] = bf16_to_float(value);
+    }
+}
+
+void narrow_bf16(uint16_t *narrow, const float *wide, int64_t n) {
+    for (int64_t i = 0; i < n; i++) narrow[i] = bf16_from_float(wide[i]);
+}
 
 // Returns the index of the first element of bucket b in a part of the state.
 static int64_t part_start(const DiskState *d, StatePart part, int b) {
@@ -179,6 +201,7 @@ static int bucket_at(const DiskState *d, StatePart part, int64_t at) {
 
 // A range of one part within a chunk, with the aligned range of the file that contains it.
 typedef struct Span {
+    int64_t unit;             // bytes of an element
     int64_t bytes, inside;    // of the range; its position in the aligned range
     int64_t offset, aligned;  // position and length of the aligned range
 } Span;
@@ -193,9 +216,12 @@ static Span span_at(const DiskState *d, StatePart part, int64_t at, int64_t n) {
     const DiskChunk *chunk = &d->chunk[d->bucket_chunk[b]];
     while (element >= chunk->first + chunk->count) chunk++;
     assert((int)part < chunk->parts);
-    int64_t first = (element - chunk->first) * (int64_t)sizeof(float);
+    bool narrow = part == STATE_EXP_AVG && is_narrow(d, chunk);
+    int64_t unit = narrow ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(float);
+    int64_t first = (element - chunk->first) * unit;
     int64_t start = first / SCRATCH_ALIGN * SCRATCH_ALIGN;
-    Span span = {.bytes = smaller(n, chunk->first + chunk->count - element) * (int64_t)sizeof(float),
+    Span span = {.unit = unit,
+                 .bytes = smaller(n, chunk->first + chunk->count - element) * unit,
                  .inside = first - start,
                  .offset = chunk->offset + (int)part * chunk->padded + start};
     span.aligned = round_up64(span.inside + span.bytes, SCRATCH_ALIGN);
@@ -209,8 +235,11 @@ void disk_read(DiskState *d, StatePart part, int64_t at, float *host, int64_t n)
         Span span = span_at(d, part, at + done, n - done);
         scratch_read(d->file, d->bounce, span.aligned, span.offset, BOUNCE_TICKET);
         scratch_wait(d->file, BOUNCE_TICKET);
-        memcpy(host + done, d->bounce + span.inside, (size_t)span.bytes);
-        done += span.bytes / (int64_t)sizeof(float);
+        const uint8_t *found = d->bounce + span.inside;
+        int64_t count = span.bytes / span.unit;
+        if (span.unit == sizeof(float)) memcpy(host + done, found, (size_t)span.bytes);
+        else widen_bf16(host + done, (const uint16_t *)(const void *)found, count);
+        done += count;
     }
     pthread_mutex_unlock(&d->mutex);
 }
@@ -225,10 +254,13 @@ void disk_write(DiskState *d, StatePart part, int64_t at, const float *host, int
             scratch_read(d->file, d->bounce, span.aligned, span.offset, BOUNCE_TICKET);
             scratch_wait(d->file, BOUNCE_TICKET);
         }
-        memcpy(d->bounce + span.inside, host + done, (size_t)span.bytes);
+        uint8_t *range = d->bounce + span.inside;
+        int64_t count = span.bytes / span.unit;
+        if (span.unit == sizeof(float)) memcpy(range, host + done, (size_t)span.bytes);
+        else narrow_bf16((uint16_t *)(void *)range, host + done, count);
         scratch_write(d->file, d->bounce, span.aligned, span.offset, BOUNCE_TICKET);
         scratch_wait(d->file, BOUNCE_TICKET);
-        done += span.bytes / (int64_t)sizeof(float);
+        done += count;
     }
     pthread_mutex_unlock(&d->mutex);
 }

@@ -8,7 +8,8 @@
 // update of the previous step, and the last two are written meanwhile, so both overlap with forward
 // and backward. In the file the master weights, first and second moments of a chunk are adjacent,
 // each padded to SCRATCH_ALIGN bytes. Buckets of whole matrices (Muon) have a chunk per matrix, so
-// that it is in memory as a whole; these have no second moments.
+// that it is in memory as a whole; these have no second moments, and with momentum_bf16 their first
+// moments are in bf16.
 //
 // Called by optimizer.c, on the thread that runs the update or the main thread; a mutex orders
 // them.
@@ -28,10 +29,11 @@ typedef struct DiskChunk {
     int bucket, parts;       // parts: STATE_PARTS, or 2 without second moments
     int tensor;              // whole matrix in this chunk, which starts with it; -1: none
     int64_t first, count;    // elements of the bucket's state
-    int64_t offset, padded;  // position in the file; bytes of a part with padding
+    int64_t offset, padded;  // position in the file; bytes of an fp32 part with padding
 } DiskChunk;
 
 typedef struct DiskState {
+    bool momentum_bf16;  // set by the caller of disk_plan
     const BucketLayout *layout;
     DiskChunk *chunk;       // (chunks)
     int64_t *bucket_chunk;  // (buckets + 1) index of a bucket's first chunk
@@ -66,6 +68,9 @@ void disk_update(void *store, int b, const UpdateShard *shard, int threads, cons
 UpdateShard disk_open_chunk(DiskState *disk, const UpdateShard *shard);
 // Updates this chunk, or only codes it without shard->matrix_grads, and starts to write it.
 void disk_update_chunk(DiskState *disk, const UpdateShard *shard, int threads, const Site *site);
+// Convert between bf16 and fp32. `narrow` may be the second half of `wide` (n).
+void widen_bf16(float *wide, const uint16_t *narrow, int64_t n);
+void narrow_bf16(uint16_t *narrow, const float *wide, int64_t n);
 // Copy n elements of a part of the state from element `at` on, which are in one bucket. Second
 // moments count separately (base_squares_start), because matrices may have none.
 void disk_read(DiskState *disk, StatePart part, int64_t at, float *host, int64_t n);

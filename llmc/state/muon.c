@@ -246,7 +246,8 @@ void muon_update(const Base *base, const Muon *muon, int b, BucketState *state, 
             bool gathered = tensor->muon.duplicated;
             MuonPart a = own_part(base, tensor, part, weight_decay);
             a.grads = state->grads.matrix + at;
-            a.momentum = state->exp_avg + at;
+            if (state->momentum_bf16) a.momentum_bf16 = state->momentum_bf16 + at;
+            else a.momentum = state->exp_avg + at;
             a.master = state->master + at;
             a.fault = base->checks->fault;
             a.code = fault_code(FAULT_OF_UPDATE, (uint64_t)b);
@@ -282,7 +283,8 @@ static MuonPart part_in_memory(const HostMatrix *h) {
     MuonPart a = h->part;
     a.control = shard.control;
     a.grads = shard.matrix_grads + h->at;
-    a.momentum = shard.exp_avg + (disk ? 0 : h->at);
+    if (shard.momentum_bf16) a.momentum_bf16 = shard.momentum_bf16 + (disk ? 0 : h->at);
+    else a.momentum = shard.exp_avg + (disk ? 0 : h->at);
     a.master = shard.master + (disk ? 0 : h->at);
     a.fault = shard.fault;
     a.code = shard.code;

@@ -34,8 +34,7 @@ typedef struct Muon {
     float *partials;  // sums of 32 squares
     float *sum;       // (1)
     void *workspace;  // of op_newton_schulz
-    // U of sdp4bit/muon.h of the largest matrix, uploaded or gathered from (tensor-parallel ranks); NULL
-    // if it is computed from momentum and gradients
+    // U of sdp4bit/muon.h, uploaded or gathered; NULL if it is computed from momentum and gradients
     float *directions;
     // page-locked memory, if the state is on the host or on disk
     float *direction;    // (largest matrix) U

@@ -8,15 +8,64 @@
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ranks/parallel.h"
 
+// --- memory --------------------------------------------------------------------------------------
+
+typedef void (*Reserve)(MemoryPlan *memory_plan, const char *group, const char *name, size_t bytes,
+                        void **address);
+
+static void reserve_state(const Base *base, Optimizer *o, MemoryPlan *memory_plan, const char *group,
+                          Reserve reserve) {
+    int buckets = base->layout.buckets;
+    size_t bytes = (size_t)base->state->shard_elements * sizeof(float);
+    size_t squares = (size_t)base_squares_start(base, buckets) * sizeof(float);
+    size_t momentum = (size_t)layout_whole_start(base->state, buckets) * sizeof(uint16_t);
+    bool narrow = base->config->exp_avg_dtype == MOMENT_BF16 && momentum > 0;
+    o->layout = base->state;
+    reserve(memory_plan, group, "fp32 master weights, own shard", bytes, (void **)&o->master);
+    reserve(memory_plan, group, "first moments, own shard", narrow ? squares : bytes, (void **)&o->exp_avg);
+    if (narrow)
+        reserve(memory_plan, group, "momentum of matrices in bf16, own shard", momentum,
+                (void **)&o->momentum_bf16);
+    reserve(memory_plan, group, "second moments, own shard", squares, (void **)&o->exp_avg_sq);
+}
+
+// Sets the state of bucket b in memory.
+static void set_state(const Optimizer *o, int b, BucketState *state) {
+    int64_t at = o->layout->bucket[b].state_start, squares = layout_squares_start(o->layout, b);
+    state->master = o->master + at;
+    state->exp_avg = o->exp_avg + (o->momentum_bf16 ? squares : at);
+    state->exp_avg_sq = o->exp_avg_sq + squares;
+    if (o->momentum_bf16 && o->layout->bucket[b].whole)
+        state->momentum_bf16 = o->momentum_bf16 + layout_whole_start(o->layout, b);
+}
+
+// Elements of the state: exactly one pointer is not NULL.
+typedef struct StateAt {
+    float *wide;
+    uint16_t *bf16;
+} StateAt;
+
+static StateAt momentum_at(const Optimizer *o, int64_t at) {
+    int b = o->layout->buckets - 1;
+    while (at < o->layout->bucket[b].state_start) b--;
+    const Bucket *bucket = &o->layout->bucket[b];
+    int64_t element = at - bucket->state_start, matrices = bucket->whole ? bucket->matrix_per_rank : 0;
+    if (element < matrices)
+        return (StateAt){.bf16 = o->momentum_bf16 + layout_whole_start(o->layout, b) + element};
+    return (StateAt){.wide = o->exp_avg + layout_squares_start(o->layout, b) + element - matrices};
+}
+
+// Returns the address of element `at` of a part of the state in memory.
+static StateAt state_at(const Optimizer *o, StatePart part, int64_t at) {
+    if (part == STATE_EXP_AVG && o->momentum_bf16) return momentum_at(o, at);
+    float *const state[STATE_PARTS] = {o->master, o->exp_avg, o->exp_avg_sq};
+    return (StateAt){.wide = state[part] + at};
+}
+
 // --- the device store ----------------------------------------------------------------------------
 
 static void reserve_on_device(const Base *base, Optimizer *o, MemoryPlan *memory_plan) {
-    size_t bytes = (size_t)base->state->shard_elements * sizeof(float);
-    const char *group = "optimizer state";
-    memory_plan_reserve(memory_plan, group, "fp32 master weights, own shard", bytes, (void **)&o->master);
-    memory_plan_reserve(memory_plan, group, "first moments, own shard", bytes, (void **)&o->exp_avg);
-    size_t squares = (size_t)base_squares_start(base, base->layout.buckets) * sizeof(float);
-    memory_plan_reserve(memory_plan, group, "second moments, own shard", squares, (void **)&o->exp_avg_sq);
+    reserve_state(base, o, memory_plan, "optimizer state", memory_plan_reserve);
     o->landed = xcalloc(2, sizeof(StepStatus), "the step status");
 }
 
@@ -25,9 +74,8 @@ static void free_on_device(const Base *base, Optimizer *o) { free(o->landed); }
 static BucketState state_on_device(const Base *base, const Optimizer *o, int b, GradShard grads,
                                    WeightShard weights) {
     assert(b >= 0 && b < base->layout.buckets);
-    int64_t at = base_state_start(base, b);
-    float *squares = o->exp_avg_sq + base_squares_start(base, b);
-    BucketState state = {grads, weights, o->master + at, o->exp_avg + at, squares, weights.matrix};
+    BucketState state = {.grads = grads, .weights = weights, .replica = weights.matrix};
+    set_state(o, b, &state);
     return state;
 }
 
@@ -37,27 +85,50 @@ static void widen_on_device(const Base *base, const Optimizer *o, int64_t at, co
     kernel_widen(base->compute, o->master + at, weights, n);
 }
 
-// Returns element `at` of a part of the state in memory.
-static float *element(const Optimizer *o, StatePart part, int64_t at) {
-    float *const state[STATE_PARTS] = {o->master, o->exp_avg, o->exp_avg_sq};
-    return state[part] + at;
+// Where bf16 values are copied that widen_bf16 then converts in place: the end of (n) floats.
+static uint16_t *end_of(float *wide, int64_t n) { return (uint16_t *)(void *)wide + n; }
+
+typedef struct Widening {
+    float *wide;
+    const uint16_t *narrow;
+    int64_t n;
+} Widening;
+
+static void run_widening(void *context) {
+    const Widening *w = (const Widening *)context;
+    widen_bf16(w->wide, w->narrow, w->n);
 }
 
 static void read_device(const Optimizer *o, Stream *stream, float *host, StatePart part, int64_t at,
                         int64_t n) {
-    copy_to_host(stream, host, element(o, part, at), (size_t)n * sizeof(float));
+    StateAt from = state_at(o, part, at);
+    if (from.wide) copy_to_host(stream, host, from.wide, (size_t)n * sizeof(float));
+    else copy_to_host(stream, end_of(host, n), from.bf16, (size_t)n * sizeof(uint16_t));
     stream_synchronize(stream);
+    if (from.bf16) widen_bf16(host, end_of(host, n), n);
 }
 
 static void write_device(const Optimizer *o, Stream *stream, StatePart part, int64_t at, const float *host,
                          int64_t n) {
-    copy_to_device(stream, element(o, part, at), host, (size_t)n * sizeof(float));
+    StateAt to = state_at(o, part, at);
+    uint16_t *narrow = to.bf16 ? xmalloc((size_t)n * sizeof *narrow, "momentum in bf16") : NULL;
+    if (narrow) narrow_bf16(narrow, host, n);
+    if (narrow) copy_to_device(stream, to.bf16, narrow, (size_t)n * sizeof *narrow);
+    else copy_to_device(stream, to.wide, host, (size_t)n * sizeof(float));
     stream_synchronize(stream);
+    free(narrow);
 }
 
 static void queue_device(const Base *base, const Optimizer *o, Stream *stream, void *pinned, StatePart part,
                          int64_t at, int64_t n) {
-    copy_to_pinned(stream, pinned, element(o, part, at), (size_t)n * sizeof(float));
+    StateAt from = state_at(o, part, at);
+    if (from.wide) {
+        copy_to_pinned(stream, pinned, from.wide, (size_t)n * sizeof(float));
+        return;
+    }
+    Widening widening = {(float *)pinned, end_of((float *)pinned, n), n};
+    copy_to_pinned(stream, end_of((float *)pinned, n), from.bf16, (size_t)n * sizeof(uint16_t));
+    stream_host_call(stream, run_widening, &widening, sizeof widening);
 }
 
 static void copy_status_to_host(const Base *base, StepStatus *landed) {
@@ -109,14 +180,7 @@ static void reserve_update(const Base *base, Optimizer *o, MemoryPlan *memory_pl
 }
 
 static void reserve_on_host(const Base *base, Optimizer *o, MemoryPlan *memory_plan) {
-    const char *group = "host memory";
-    size_t bytes = (size_t)base->state->shard_elements * sizeof(float);
-    memory_plan_reserve_host(memory_plan, group, "fp32 master weights, own shard", bytes,
-                             (void **)&o->master);
-    memory_plan_reserve_host(memory_plan, group, "first moments, own shard", bytes, (void **)&o->exp_avg);
-    size_t squares = (size_t)base_squares_start(base, base->layout.buckets) * sizeof(float);
-    memory_plan_reserve_host(memory_plan, group, "second moments, own shard", squares,
-                             (void **)&o->exp_avg_sq);
+    reserve_state(base, o, memory_plan, "host memory", memory_plan_reserve_host);
     reserve_update(base, o, memory_plan);
 }
 
@@ -209,10 +273,7 @@ static BucketState state_on_disk(const Base *base, const Optimizer *o, int b, Gr
 static BucketState state_on_host(const Base *base, const Optimizer *o, int b, GradShard grads,
                                  WeightShard weights) {
     BucketState state = state_on_disk(base, o, b, grads, weights);
-    int64_t at = base_state_start(base, b);
-    state.master = o->master + at;
-    state.exp_avg = o->exp_avg + at;
-    state.exp_avg_sq = o->exp_avg_sq + base_squares_start(base, b);
+    set_state(o, b, &state);
     return state;
 }
 
@@ -237,9 +298,12 @@ static void run_copy(void *context) {
 
 static void queue_host(const Base *base, const Optimizer *o, Stream *stream, void *pinned, StatePart part,
                        int64_t at, int64_t n) {
-    HostCopy copy = {(uint8_t *)pinned, (const uint8_t *)element(o, part, at), (size_t)n * sizeof(float),
+    StateAt from = state_at(o, part, at);
+    HostCopy copy = {(uint8_t *)pinned, (const uint8_t *)from.wide, (size_t)n * sizeof(float),
                      o->host.threads, device_site(base->device)};
-    stream_host_call(stream, run_copy, &copy, sizeof copy);
+    Widening widening = {(float *)pinned, from.bf16, n};
+    if (from.wide) stream_host_call(stream, run_copy, &copy, sizeof copy);
+    else stream_host_call(stream, run_widening, &widening, sizeof widening);
 }
 
 // Sets master weights through the store's `write`.
@@ -262,13 +326,17 @@ static void widen_on_host(const Base *base, const Optimizer *o, int64_t first, c
 
 static void read_host(const Optimizer *o, Stream *stream, float *host, StatePart part, int64_t at,
                       int64_t n) {
+    StateAt from = state_at(o, part, at);
     stream_synchronize(stream);
-    memcpy(host, element(o, part, at), (size_t)n * sizeof(float));
+    if (from.wide) memcpy(host, from.wide, (size_t)n * sizeof(float));
+    else widen_bf16(host, from.bf16, n);
 }
 
 static void write_host(const Optimizer *o, Stream *stream, StatePart part, int64_t at, const float *host,
                        int64_t n) {
-    memcpy(element(o, part, at), host, (size_t)n * sizeof(float));
+    StateAt to = state_at(o, part, at);
+    if (to.wide) memcpy(to.wide, host, (size_t)n * sizeof(float));
+    else narrow_bf16(to.bf16, host, n);
     stream_synchronize(stream);
 }
 
@@ -298,6 +366,7 @@ static void reserve_on_disk(const Base *base, Optimizer *o, MemoryPlan *memory_p
     const WeightFormat *format = &base->weight_format;
     int group = codec_grouped(format->codec) ? format->group : HADAMARD_ORDER;
     o->disk = xcalloc(1, sizeof *o->disk, "the optimizer's file");
+    o->disk->momentum_bf16 = base->config->exp_avg_dtype == MOMENT_BF16;
     disk_plan(o->disk, base->state, base_state_shard(base), group, DISK_CHUNK_ELEMENTS);
     memory_plan_reserve_disk(memory_plan, "disk", "master weights and moments, own shard",
                              (size_t)o->disk->file_bytes);

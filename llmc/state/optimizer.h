@@ -61,7 +61,8 @@ typedef struct OptimizerStore {
     // Functions of n elements of the state from element `at` on, which are in one bucket.
     // Sets master weights to the model weights.
     void (*widen)(const Base *base, const Optimizer *optimizer, int64_t at, const floatX *weights, int64_t n);
-    // Copy a part of the state to or from the host. read and write block; queue is asynchronous.
+    // Copy a part of the state to or from the host, in fp32. read and write block; queue is
+    // asynchronous.
     void (*read)(const Optimizer *optimizer, Stream *stream, float *host, StatePart part, int64_t at,
                  int64_t n);
     void (*write)(const Optimizer *optimizer, Stream *stream, StatePart part, int64_t at, const float *host,
@@ -75,9 +76,12 @@ extern const OptimizerStore optimizer_device, optimizer_host, optimizer_disk;
 
 struct Optimizer {
     const OptimizerStore *store;
-    float *master, *exp_avg;  // (state->shard_elements); NULL if they are on disk
-    float *exp_avg_sq;        // second moments: base_squares_start; NULL if they are on disk
-    StepStatus *landed;       // host (2): status of the latest two steps
+    // NULL if they are on disk
+    float *master, *exp_avg;     // (state->shard_elements); with momentum_bf16 exp_avg is like exp_avg_sq
+    float *exp_avg_sq;           // second moments: base_squares_start
+    uint16_t *momentum_bf16;     // of whole matrices: layout_whole_start; NULL unless --exp-avg-dtype bf16
+    const BucketLayout *layout;  // base->state
+    StepStatus *landed;          // host (2): status of the latest two steps
     // the host and disk stores; all memory except `found` is page-locked
     QwdHost host;                    // host.stream runs the copies and the update
     float *grads;                    // (state->shard_elements) reduced gradients

@@ -79,8 +79,7 @@ int64_t tensor_elements(const Tensor *tensor);
 int64_t tensor_whole_elements(const Tensor *tensor);
 // Returns true if a tensor of this run has this kind of state.
 bool tensor_holds(const Tensor *tensor, SliceKind kind);
-// Returns the shape of what is orthogonalized, in which no ranks share rows or columns if the shape is
-// duplicated.
+// Returns the shape that a rank orthogonalizes: the part, or if duplicated the whole matrix.
 MuonShape muon_orthogonalized(const MuonShape *shape);
 // Returns the input of layout_build: (count) rows, to be freed by the caller.
 LayoutTensor *tensors_for_plan(const Tensor *tensors, int count);

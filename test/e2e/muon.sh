@@ -31,10 +31,10 @@ check "pipeline of two stages: as one rank" pipeline
 parts() { # MODE; and resumed
     local flags=("${muon[@]}" --tensor-model-parallel-size 2 --muon-tp-mode "$1" --gpus-per-node 2
         --make-vocab-size-divisible-by 8)
-    logged parts 4 "${flags[@]}" --save "$work/parts" --save-interval 6 &&
+    logged parts 4 "${flags[@]}" --save "$work/parts.$1" --save-interval 6 &&
         logged parts.none 4 "${flags[@]}" --data-parallel-sharding-strategy no_shard &&
         same_training parts parts.none &&
-        logged parts.on 4 "${flags[@]}" --load "$work/parts" --ckpt-step 6 && same_training parts parts.on 6
+        logged parts.on 4 "${flags[@]}" --load "$work/parts.$1" --ckpt-step 6 && same_training parts parts.on 6
 }
 check "tensor parallel 2, --muon-tp-mode blockwise" parts blockwise
 check "tensor parallel 2, --muon-tp-mode duplicated" parts duplicated
@@ -94,13 +94,13 @@ check "SDP4Bit, ZeRO-3, checksums" preset sharded "${paper[@]}" "${small[@]}" --
     --data-parallel-sharding-strategy optim_grads_params
 check "EDEN" preset eden @configs/eden.args "${small[@]}"
 check "EDEN, 2 bits with error feedback" preset eden2-ef @configs/eden2-ef.args "${small[@]}"
-local_steps() {
-    logged local 4 "${two_by_two[@]}" "${muon[@]}" --train-iters 24 @configs/local.args "${small[@]}" \
-        --local-steps 4 --save "$work/local" --save-interval 12 &&
-        logged local.on 4 "${two_by_two[@]}" "${muon[@]}" --train-iters 24 @configs/local.args "${small[@]}" \
-            --local-steps 4 --load "$work/local" --ckpt-step 12 && same_training local local.on 12
+local_steps() { # NAME FLAGS...
+    local flags=("${two_by_two[@]}" "${muon[@]}" --train-iters 24 @configs/local.args "${small[@]}"
+        --local-steps 4 "${@:2}")
+    logged "$1" 4 "${flags[@]}" --save "$work/$1" --save-interval 12 &&
+        logged "$1.on" 4 "${flags[@]}" --load "$work/$1" --ckpt-step 12 && same_training "$1" "$1.on" 12
 }
-check "local steps, resumed" local_steps
+check "local steps, resumed" local_steps local
 
 # --- checkpoints ---
 resumes() { # NAME FLAGS...: 12 iterations are the same as 6 and 6
@@ -175,6 +175,49 @@ check "offload, tensor parallel 2, no sharding" offloaded parts_off 4 --tensor-m
     --muon-tp-mode blockwise --make-vocab-size-divisible-by 8 --data-parallel-sharding-strategy no_shard
 check "offload, tensor parallel 2, whole matrices" offloaded whole_off 4 --tensor-model-parallel-size 2 \
     --make-vocab-size-divisible-by 8
+# --- momentum in bf16 ---
+narrow=(--exp-avg-dtype bf16)
+check "momentum in bf16" logged narrow 4 "${muon[@]}" "${narrow[@]}" --save "$work/narrow" --save-interval 6
+check "changes the result" eval '! same_training optim narrow; why='
+close_to_fp32() {
+    awk -v a="$(mean_loss optim 10 12)" -v b="$(mean_loss narrow 10 12)" \
+        'BEGIN { exit !(b < 1.005 * a && a < 1.005 * b) }' ||
+        { why="loss $(mean_loss narrow 10 12), with fp32 $(mean_loss optim 10 12)"; return 1; }
+}
+check "trains like fp32" close_to_fp32
+narrow_sharded() { # NAME FLAGS...
+    logged "$1" 4 "${muon[@]}" "${narrow[@]}" "${@:2}" && same_training narrow "$1"
+}
+check "bf16, no sharding: identical" narrow_sharded narrow.none --data-parallel-sharding-strategy no_shard
+check "bf16, ZeRO-3: identical" narrow_sharded narrow.params --data-parallel-sharding-strategy optim_grads_params
+check "resume, bf16" resumes narrow_on "${narrow[@]}" "${paper[@]}" "${small[@]}"
+check "resume, bf16, ZeRO-3 with background saves" resumes narrow_on3 "${narrow[@]}" --async-save \
+    --data-parallel-sharding-strategy optim_grads_params
+check "offload, bf16" offloaded narrow_off 2 "${narrow[@]}" --muon-nesterov
+check "offload, bf16, ZeRO-3, background saves" offloaded narrow_off3 2 "${narrow[@]}" --async-save \
+    --data-parallel-sharding-strategy optim_grads_params
+check "local steps, bf16, resumed" local_steps narrow_local "${narrow[@]}"
+other_dtype() { # checkpoints hold fp32, so that either run loads the other's
+    logged to_wide 4 "${muon[@]}" --load "$work/narrow" --ckpt-step 6 &&
+        logged to_narrow 4 "${muon[@]}" "${narrow[@]}" --load "$work/plan4" --ckpt-step 6
+}
+check "resume with the other type" other_dtype
+# state_bytes: memory of the optimizer state in the plan.
+state_bytes() {
+    awk '/^    (fp32 master weights|first moments|momentum of matrices in bf16|second moments), own/ {
+            n += $NF }
+        END { print n }' "$work/plan"
+}
+saved() { # FLAGS...: memory of the optimizer state, and the saving that --plan prints
+    local flags=(--num-layers 4 --micro-batch-size 1 "${muon[@]}" "$@") fp32 bf16 said
+    make_plan 4 "${flags[@]}" && fp32=$(state_bytes) && make_plan 4 "${flags[@]}" "${narrow[@]}" &&
+        bf16=$(state_bytes) || return 1
+    said=$(sed -nE 's/^ *momentum in bf16: ([0-9]+) bytes per rank less.*/\1/p' "$work/plan")
+    why="$fp32 bytes, $bf16 in bf16, said $said"
+    [ "${said:-0}" -gt 0 ] && [ $((fp32 - bf16)) = "$said" ]
+}
+check "--plan shows what bf16 saves" saved
+check "--plan shows what bf16 saves on the host" saved --optimizer-cpu-offload
 check "an update beyond the range on the host ends the run" refused 4 "the update on rank" 2 "${muon[@]}" \
     --lr 3.4e38 --min-lr 0 --lr-decay-style constant --lr-warmup-iters 0 --optimizer-cpu-offload
 

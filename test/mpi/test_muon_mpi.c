@@ -63,6 +63,8 @@ static const Preset presets[] = {
       "unit_rms_norm"}},
     {"no sharding", {"--data-parallel-sharding-strategy", "no_shard"}},
     {"ZeRO-2", {"--data-parallel-sharding-strategy", "optim_grads"}},
+    {"momentum in bf16", {"--exp-avg-dtype", "bf16"}},
+    {"momentum in bf16 on the host", {"--exp-avg-dtype", "bf16", "--optimizer-cpu-offload"}},
     {"offload to the host", {"--optimizer-cpu-offload", "--muon-nesterov"}},
 };
 enum { PRESETS = sizeof presets / sizeof *presets };

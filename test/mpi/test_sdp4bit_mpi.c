@@ -541,12 +541,12 @@ static void update_weights(Trial *t) {
     for (int b = 0; b < t->layout.buckets; b++) {
         const Bucket *bucket = &t->layout.bucket[b];
         WeightShard own = weight_shard_of(bucket, t->weights + bucket->arena_start, t->mesh->dp.rank);
-        BucketState state = {own_grads(t, b),
-                             own,
-                             t->master + bucket->state_start,
-                             t->exp_avg + bucket->state_start,
-                             t->exp_avg_sq + bucket->state_start,
-                             own.matrix};
+        BucketState state = {.grads = own_grads(t, b),
+                             .weights = own,
+                             .master = t->master + bucket->state_start,
+                             .exp_avg = t->exp_avg + bucket->state_start,
+                             .exp_avg_sq = t->exp_avg_sq + bucket->state_start,
+                             .replica = own.matrix};
         GatherBuffer buffer = {t->gather[b], t->mesh->rail.size, t->mesh->node.size, NULL};
         qwd_update_bucket(&t->qwd, b, &state, &buffer, t->machine->lanes);
         if (!t->qwd.lossless) gather_weights(t, b);

@@ -12,7 +12,8 @@ static void defaults_match_megatron(void **state) {
                                             "\"muon_scale_mode\":\"spectral\"",
                                             "\"muon_extra_scale_factor\":1.0",
                                             "\"muon_coefficient_type\":\"quintic\"",
-                                            "\"muon_num_ns_steps\":5"};
+                                            "\"muon_num_ns_steps\":5",
+                                            "\"exp_avg_dtype\":\"fp32\""};
     Run run;
     must_run(&run, SMALL, 1);
     for (size_t i = 0; i < sizeof fragments / sizeof *fragments; i++) json_has(&run.config, fragments[i]);
@@ -26,13 +27,15 @@ static void flags_are_accepted(void **state) {
              "--muon-momentum 0.95 --muon-nesterov --muon-no-split-qkv --muon-scale-mode shape_scaling "
              "--muon-extra-scale-factor 0.2 --muon-coefficient-type polar_express --muon-num-ns-steps 8 "
              "--muon-fp32-matmul-prec medium --muon-scalar-optimizer adam "
-             "--no-use-layer-wise-param-layout --muon-use-syrk",
+             "--no-use-layer-wise-param-layout --muon-use-syrk --use-precision-aware-optimizer "
+             "--exp-avg-dtype bf16 --exp-avg-sq-dtype fp32 --main-params-dtype fp32 --main-grads-dtype fp32",
              1);
     const Config *c = &run.config;
     assert_int_equal(c->optimizer, OPTIMIZER_MUON);
     assert_true(c->muon_momentum == 0.95 && c->muon_extra_scale_factor == 0.2 && c->muon_nesterov);
     assert_true(c->muon_no_split_qkv && c->muon_num_ns_steps == 8);
     assert_int_equal(c->muon_scale_mode, MUON_SHAPE_SCALING);
+    assert_int_equal(c->exp_avg_dtype, MOMENT_BF16);
     assert_int_equal(c->muon_coefficient_type, MUON_POLAR_EXPRESS);
     assert_string_equal(run.notes, "");
     config_free(&run.config);
@@ -63,6 +66,9 @@ static void impossible_flags_are_refused(void **state) {
         {MUON "--muon-coefficient-type quartic", "simple|quintic|polar_express|cans|aol|deepseekv4|cubic5"},
         {MUON "--muon-coefficient-type cubic5 --muon-num-ns-steps 6", "use --muon-num-ns-steps 5"},
         {MUON "--muon-tp-mode distributed", "--muon-tp-mode distributed: not one of duplicated|blockwise"},
+        {MUON "--exp-avg-dtype fp16", "--exp-avg-dtype fp16: not one of fp32|bf16"},
+        {MUON "--exp-avg-sq-dtype bf16", "--exp-avg-sq-dtype bf16: not one of fp32"},
+        {SMALL "--exp-avg-dtype bf16", "--exp-avg-dtype bf16 needs --optimizer muon"},
         {MUON "--muon-fp32-matmul-prec high", "--muon-fp32-matmul-prec high: not one of medium"},
         {MUON "--muon-scalar-optimizer lion", "--muon-scalar-optimizer lion: not one of adam"},
     };

@@ -415,8 +415,8 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
     if (a->matrix_grads) reads(s, a->matrix_grads, 4 * matrix);
     reads(s, a->tail_grads, 4 * tail);
     if (a->difference) reads(s, a->matrix_weights, X * matrix);
-    float *state[] = {a->master, a->exp_avg};
-    for (int i = 0; i < 2; i++) writes(s, state[i], 4 * (matrix + tail));
+    writes(s, a->master, 4 * (matrix + tail));
+    writes(s, a->exp_avg, 4 * (update_tail_averages(a) + tail));
     writes(s, a->exp_avg_sq, 4 * (update_tail_squares(a) + tail));
     // The scales follow the codes.
     writes(s, a->codes, a->scales ? (uint8_t *)a->scales - a->codes : X * matrix);

@@ -183,6 +183,52 @@ static void refused_elements_keep_their_values(void **state) {
     free(m);
 }
 
+// Rounding every step to bf16 (at most 2^-9 of a value) adds up to at most 2^-9 / (1 - mu) of the
+// largest momentum so far.
+static void momentum_in_bf16_stays_close(void **state) {
+    Matrix *wide = xcalloc(1, sizeof *wide, "a matrix"), *narrow = xcalloc(1, sizeof *narrow, "a matrix");
+    uint16_t momentum[256] = {0};
+    float largest[256] = {0};
+    Golden g = {.columns = 16, .groups = 1, .group_rows = 16};
+    wide->control = narrow->control = (StepStatus){.applied = 1, .clip_coefficient = 1};
+    MuonPart a = part_of(wide, &g), b = part_of(narrow, &g);
+    b.momentum = NULL, b.momentum_bf16 = momentum;
+    double worst = 0;
+    for (int step = 1; step <= 200; step++) {
+        float direction[256];
+        for (int i = 0; i < 256; i++) wide->grads[i] = narrow->grads[i] = value_of(step, i) + 0.25f;
+        kernel_muon_momentum(NULL, &a, 256, NULL);
+        kernel_muon_momentum(NULL, &b, 256, direction);
+        for (int i = 0; i < 256; i++) {
+            float found = bf16_to_float(momentum[i]);
+            assert_true(direction[i] == found);  // U is the rounded momentum
+            largest[i] = fmaxf(largest[i], fabsf(found));
+            double error = fabs((double)found - wide->momentum[i]);
+            if (error > 0x1p-9 / 0.1 * 1.001 * largest[i]) fail_msg("step %d: %g", step, error);
+            worst = fmax(worst, error);
+        }
+    }
+    assert_true(worst > 0x1p-10);  // of values up to about 0.5
+    free(wide);
+    free(narrow);
+}
+
+// A momentum that bf16 rounds to infinity is refused.
+static void bf16_overflow_is_refused(void **state) {
+    Matrix *m = xcalloc(1, sizeof *m, "a matrix");
+    uint16_t momentum[8] = {0};
+    Golden g = {.columns = 4, .groups = 1, .group_rows = 2};
+    m->control = (StepStatus){.applied = 1, .clip_coefficient = 1};
+    MuonPart a = part_of(m, &g);
+    a.momentum = NULL, a.momentum_bf16 = momentum;
+    a.mu = 0, a.one_minus_mu = 1;
+    m->grads[1] = 0x1.fffffep127f, m->grads[2] = 0x1.fep127f;
+    kernel_muon_momentum(NULL, &a, 8, NULL);
+    assert_true(momentum[1] == 0 && bf16_to_float(momentum[2]) == 0x1.fep127f);
+    assert_int_equal(m->fault, 7);
+    free(m);
+}
+
 static void skipped_steps_change_nothing(void **state) {
     Matrix *m = xcalloc(1, sizeof *m, "a matrix");
     Golden g = {.columns = 4, .groups = 1, .group_rows = 2};
@@ -204,6 +250,8 @@ int main(void) {
         cmocka_unit_test(scales_by_shape),
         cmocka_unit_test(updates_equal_the_golden_values),
         cmocka_unit_test(refused_elements_keep_their_values),
+        cmocka_unit_test(momentum_in_bf16_stays_close),
+        cmocka_unit_test(bf16_overflow_is_refused),
         cmocka_unit_test(skipped_steps_change_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
