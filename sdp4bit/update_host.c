@@ -18,8 +18,8 @@ static void mark_refused(const UpdateShard *a) {
     atomic_compare_exchange_strong((_Atomic uint64_t *)a->fault, &nothing, a->code);
 }
 
-// Updates n elements, starting at element `at` of the memory. Works in blocks on copies, so that the
-// loop vectorizes; only a block with a refused element is updated element by element.
+// Updates n elements, starting at element `at` of the memory. Works in blocks on copies, so that
+// the loop vectorizes; only a block with a refused element is updated element by element.
 enum { ADAMW_BLOCK = 1024 };
 static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const float *grads, int64_t n) {
     if (!a->control->applied) return;

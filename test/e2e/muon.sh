@@ -34,7 +34,8 @@ parts() { # MODE; and resumed
     logged parts 4 "${flags[@]}" --save "$work/parts.$1" --save-interval 6 &&
         logged parts.none 4 "${flags[@]}" --data-parallel-sharding-strategy no_shard &&
         same_training parts parts.none &&
-        logged parts.on 4 "${flags[@]}" --load "$work/parts.$1" --ckpt-step 6 && same_training parts parts.on 6
+        logged parts.on 4 "${flags[@]}" --load "$work/parts.$1" --ckpt-step 6 &&
+        same_training parts parts.on 6
 }
 check "tensor parallel 2, --muon-tp-mode blockwise" parts blockwise
 check "tensor parallel 2, --muon-tp-mode duplicated" parts duplicated
@@ -189,7 +190,8 @@ narrow_sharded() { # NAME FLAGS...
     logged "$1" 4 "${muon[@]}" "${narrow[@]}" "${@:2}" && same_training narrow "$1"
 }
 check "bf16, no sharding: identical" narrow_sharded narrow.none --data-parallel-sharding-strategy no_shard
-check "bf16, ZeRO-3: identical" narrow_sharded narrow.params --data-parallel-sharding-strategy optim_grads_params
+check "bf16, ZeRO-3: identical" narrow_sharded narrow.params \
+    --data-parallel-sharding-strategy optim_grads_params
 check "resume, bf16" resumes narrow_on "${narrow[@]}" "${paper[@]}" "${small[@]}"
 check "resume, bf16, ZeRO-3 with background saves" resumes narrow_on3 "${narrow[@]}" --async-save \
     --data-parallel-sharding-strategy optim_grads_params

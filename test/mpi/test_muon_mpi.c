@@ -1,7 +1,7 @@
 // Muon with tensor parallelism. With --muon-tp-mode duplicated, master weights and momentum after
 // several steps are bitwise identical in every layout of tensor and pipeline parallelism, because
-// every rank orthogonalizes whole matrices. With blockwise they are not. The tensors have the shapes
-// of a GPT or a Llama; gradients are synthetic, and there is no forward or backward pass.
+// every rank orthogonalizes whole matrices. With blockwise they are not. The tensors have the
+// shapes of a GPT or a Llama; gradients are synthetic, without forward and backward passes.
 //
 // ranks: 1 2 4
 #include <math.h>
