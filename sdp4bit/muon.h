@@ -88,11 +88,13 @@ HD_FN float muon_momentum(const MuonPart *a, float clip, float momentum, float g
 HD_FN float muon_direction(const MuonPart *a, float clip, float momentum, float grad) {
     return a->nesterov ? muon_momentum(a, clip, momentum, grad) : momentum;
 }
+HD_FN bool muon_finite(float x) { return (f32_bits(x) & 0x7FFFFFFFu) < 0x7F800000u; }
+// Returns NaN if the sum overflowed, so that the update is refused instead of being 0.
 HD_FN float muon_norm(float sum) {
     float norm = f32_sqrt(sum);
+    if (!muon_finite(norm)) return f32_from_bits(0x7FC00000u);
     return norm < 1e-15f ? 1e-15f : norm;
 }
-HD_FN bool muon_finite(float x) { return (f32_bits(x) & 0x7FFFFFFFu) < 0x7F800000u; }
 // Updates M of the tensor's element `at` and returns true if it stays finite, also after rounding.
 HD_FN bool muon_update_momentum(const MuonPart *a, float clip, int64_t at) {
     float next = muon_momentum(a, clip, muon_load(a, at), a->grads[at]);

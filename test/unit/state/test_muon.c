@@ -229,6 +229,21 @@ static void bf16_overflow_is_refused(void **state) {
     free(m);
 }
 
+// A finite momentum whose sum of squares overflows must not become an update of 0.
+static void norm_overflow_is_refused(void **state) {
+    Matrix *m = xcalloc(1, sizeof *m, "a matrix");
+    Golden g = {.coefficients = MUON_QUINTIC, .columns = 4, .groups = 1, .group_rows = 2};
+    m->control = (StepStatus){.applied = 1, .clip_coefficient = 1, .learning_rate = 0.1f};
+    for (int i = 0; i < 8; i++) m->grads[i] = i % 2 ? 3e20f : -2e20f, m->master[i] = 2;
+    MuonPart a = part_of(m, &g);
+    kernel_muon_momentum(NULL, &a, 8, NULL);
+    assert_int_equal(m->fault, 0);
+    step_part(&a, 2, 1, &g);
+    assert_int_equal(m->fault, 7);
+    for (int i = 0; i < 8; i++) assert_true(m->master[i] == 2);
+    free(m);
+}
+
 static void skipped_steps_change_nothing(void **state) {
     Matrix *m = xcalloc(1, sizeof *m, "a matrix");
     Golden g = {.columns = 4, .groups = 1, .group_rows = 2};
@@ -252,6 +267,7 @@ int main(void) {
         cmocka_unit_test(refused_elements_keep_their_values),
         cmocka_unit_test(momentum_in_bf16_stays_close),
         cmocka_unit_test(bf16_overflow_is_refused),
+        cmocka_unit_test(norm_overflow_is_refused),
         cmocka_unit_test(skipped_steps_change_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
