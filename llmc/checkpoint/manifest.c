@@ -578,15 +578,23 @@ static bool complete_on_nodes(const Manifest *m, int t, SliceKind kind, const ch
     return true;
 }
 
+static bool has_slices(const Manifest *m, int tensor, SliceKind kind) {
+    for (int i = 0; i < m->slice_count; i++) {
+        if (m->slices[i].tensor == tensor && m->slices[i].kind == kind) return true;
+    }
+    return false;
+}
+
 bool manifest_check_complete(const Manifest *m, const char *path, Error *err) {
     bool muon = config_saved_with_muon(m->arguments);
     for (int t = 0; t < m->tensor_count; t++) {
         for (int k = 0; k < SLICE_KINDS; k++) {
             SliceKind kind = (SliceKind)k;
-            // Matrices that Muon updates have no second moments.
-            bool optional = muon && m->tensors[t].dims > 1 && slice_kind_of_squares(kind);
+            // Muon updates the matrices of layers, which then have no second moments.
+            bool optional = muon && m->tensors[t].dims > 1 && slice_kind_of_squares(kind) &&
+                            strncmp(m->tensors[t].name, "encoder.layers.", 15) == 0;
             if (!slice_kind_holds(kind, m->tensors[t].dims)) continue;
-            if (optional && first_hole(m, t, kind, 0) == 0) continue;
+            if (optional && !has_slices(m, t, kind)) continue;
             if (!complete_on_nodes(m, t, kind, path, err)) return false;
         }
     }

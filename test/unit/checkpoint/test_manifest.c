@@ -458,6 +458,55 @@ static void hostile_nodes(void **state) {
 }
 
 // A version 1 manifest differs only in its version number.
+// --- Muon ----------------------------------------------------------------------------------------
+
+static const Tensor MUON_MODEL[] = {
+    {.name = "word_embeddings.weight", .dims = 2, .whole = {7, 5}},
+    {.name = "encoder.layers.0.mlp.dense_h_to_4h.weight", .dims = 2, .whole = {3, 11}},
+};
+
+static void fetch_zeros(void *context, int i, void *host) {
+    const Slice *s = &((const Saved *)context)->slices[i];
+    memset(host, 0, (size_t)(s->hi - s->lo) * (size_t)slice_kind_bytes(s->kind));
+}
+
+// Saves the model without elements [lo, hi) of a tensor's second moments.
+static bool save_without(const char *directory, const char *optimizer, int tensor, int64_t lo, int64_t hi,
+                         Error *err) {
+    Saved s;
+    prepare_nothing(&s, directory, 5, 1);
+    s.save.arguments_json = optimizer;
+    s.save.tensors = MUON_MODEL;
+    s.save.tensor_count = 2;
+    s.save.fetch = fetch_zeros;
+    for (int t = 0; t < 2; t++) {
+        int64_t elements = tensor_whole_elements(&MUON_MODEL[t]);
+        for (int k = 0; k < FIRST_KINDS; k++) {
+            bool all = t != tensor || k != SLICE_EXP_AVG_SQ;
+            Slice first = {MUON_MODEL[t].name, (SliceKind)k, 0, all ? elements : lo, {0, 0}, 0};
+            Slice second = {MUON_MODEL[t].name, (SliceKind)k, all ? elements : hi, elements, {0, 0}, 0};
+            s.slices[s.save.slice_count++] = first;
+            s.slices[s.save.slice_count++] = second;
+        }
+    }
+    return save_whole(&s.save, err);
+}
+
+// Only the matrices of layers may lack second moments, and only all of them.
+static void second_moments_of_muon(void **state) {
+    static const char muon[] = "{\"optimizer\": \"muon\"}", adam[] = "{\"optimizer\": \"adam\"}";
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    assert_true(save_without(f->save, muon, 1, 0, 33, &err));
+    assert_false(save_without(f->save, adam, 1, 0, 33, &err));
+    assert_non_null(strstr(err.what, "no rank saves exp_avg_sq of 'encoder"));
+    assert_false(save_without(f->save, muon, 1, 0, 20, &err));
+    assert_non_null(strstr(err.what, "no rank saves exp_avg_sq of 'encoder"));
+    assert_false(save_without(f->save, muon, 1, 20, 33, &err));
+    assert_false(save_without(f->save, muon, 0, 0, 35, &err));
+    assert_non_null(strstr(err.what, "no rank saves exp_avg_sq of 'word_embeddings.weight'"));
+}
+
 static void version_one(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -480,6 +529,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(manifest_without_columns, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(kinds_by_name, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(hostile_nodes, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(second_moments_of_muon, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(version_one, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(fp8_scaling_is_saved, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(damaged_fp8_scaling, make_folder, remove_folder),
