@@ -360,6 +360,24 @@ static void queue_on_disk(void *context, int b, const UpdateShard *shard) {
     }
 }
 
+// --- start and end -------------------------------------------------------------------------------
+
+void muon_start(const Base *base, Muon *muon) {
+    bool gathers = false;
+    for (int i = 0; i < base->layout.tensors; i++) gathers |= base->tensors[i].muon.duplicated;
+    if (gathers) muon->gathered = event_create(base->device);
+}
+
+void muon_free(Muon *muon) {
+    if (muon->gathered) event_destroy(muon->gathered);
+}
+
+void muon_updated(const Base *base, const Muon *muon) {
+    if (!muon->gathered) return;
+    event_record(muon->gathered, muon->host ? muon->host->stream : base->lanes->last);
+    stream_wait(base->compute, muon->gathered);
+}
+
 void muon_start_on_host(const Base *base, Muon *muon, QwdHost *host, DiskState *disk) {
     assert(host->stream);
     muon->base = base;

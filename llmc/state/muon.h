@@ -39,6 +39,7 @@ typedef struct Muon {
     // page-locked memory, if the state is on the host or on disk
     float *direction;    // (largest matrix) U
     floatX *orthogonal;  // (largest part) copy of the result
+    Event *gathered;  // -> compute: the gathers of this step are complete; NULL if there are none
     const Base *base;
     const QwdHost *host;
     DiskState *disk;  // NULL: the state is in host memory
@@ -50,6 +51,9 @@ void muon_coefficients(MuonCoefficients type, NewtonSchulzStep *step, int steps)
 double muon_scale(MuonScale mode, int64_t rows, int64_t columns);
 // Reserves the buffers. on_host: the state is not on the device. No-op with AdamW.
 void muon_reserve(const Base *base, Muon *muon, bool on_host, MemoryPlan *memory_plan);
+// Creates and destroys the event. Call muon_start before muon_start_on_host.
+void muon_start(const Base *base, Muon *muon);
+void muon_free(Muon *muon);
 // Lets qwd_update_bucket queue the updates of buckets of matrices, if the state is not on the
 // device. disk: NULL unless it is on disk. Call it once the host store has started.
 void muon_start_on_host(const Base *base, Muon *muon, QwdHost *host, DiskState *disk);
@@ -57,5 +61,8 @@ void muon_start_on_host(const Base *base, Muon *muon, QwdHost *host, DiskState *
 // so that qwd_update_bucket only codes them. No-op for buckets of AdamW. Runs on lanes->last. Only
 // if the state is on the device.
 void muon_update(const Base *base, const Muon *muon, int b, BucketState *state, double weight_decay);
+// Makes compute wait for the gathers of the step, because forward and backward use the same
+// communicator. Call it when the updates of all buckets have been queued.
+void muon_updated(const Base *base, const Muon *muon);
 
 LLMC_END

@@ -281,6 +281,7 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
         stats_after_update(base, &zero->stats, &zero->optimizer, weights, b);
         if (!step.lossless) gather_bucket(zero, &step, b);
     }
+    muon_updated(base, &zero->muon);
     qwd_agree_lengths(&step, base->lanes);
     for (int b = 0; step.lossless && b < buckets; b++) gather_bucket(zero, &step, b);
     if (zero->optimizer.store->updated) zero->optimizer.store->updated(base, &zero->optimizer);

@@ -302,6 +302,7 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
     for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
     grads_start(base, &zero->grads);
     if (zero->optimizer.store->start) zero->optimizer.store->start(base, &zero->optimizer);
+    muon_start(base, &zero->muon);
     if (zero->optimizer.store->on_host)
         muon_start_on_host(base, &zero->muon, &zero->optimizer.host, zero->optimizer.disk);
     outer_start(base, &zero->outer);
@@ -329,6 +330,7 @@ void zero_free(Zero *zero) {
     if (!zero) return;
     Base *base = &zero->base;
     if (base->device) {
+        muon_free(&zero->muon);
         event_destroy(zero->computed);
         event_destroy(zero->status_known);
         event_destroy(zero->slices.staged);

@@ -41,7 +41,8 @@ enum {
     TLQ = 2048,   // gradients quantized, weights not
     REPLICATED = 4096,
     DISK = 8192,
-    MUON = 16384
+    MUON = 16384,
+    TENSOR = 32768,  // of two tensor-parallel ranks, with whole matrices
 };
 
 typedef struct Shape {
@@ -59,13 +60,13 @@ typedef struct Recording {
     Lanes lanes;
     Stream *compute;
     Timers *timers;
-    Comm comm[7];
+    Comm comm[8];
     Zero *zero;
 } Recording;
 
 static void parse_flags(Recording *r) {
     char chunks[8], batch[8];
-    int ranks = r->shape.nodes * r->shape.per_node;
+    int T = r->shape.how & TENSOR ? 2 : 1, ranks = r->shape.nodes * r->shape.per_node;
     const char *flags[64] = {"test",
                              "--bf16",
                              "--use-distributed-optimizer",
@@ -138,15 +139,16 @@ static void parse_flags(Recording *r) {
                    {OVER_ALL, {"--shard-params-over", "world", "--weight-quantization-method", "direct"}},
                    {SECOND, {"--secondary-partition"}},
                    {FEEDBACK, {"--error-feedback"}},
-                   {MUON, {"--optimizer", "muon"}}};
+                   {MUON, {"--optimizer", "muon"}},
+                   {TENSOR, {"--tensor-model-parallel-size", "2", "--vocab-size", "30"}}};
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
         for (int k = 0; (r->shape.how & choices[i].how) && k < 8 && choices[i].words[k]; k++)
             flags[count++] = choices[i].words[k];
     Error err = {0};
     int hosts[64] = {0};
     bool ok = config_parse(&r->config, count, (char **)flags, NULL, 0, &err) &&
-              mesh_build(&r->mesh, ranks - 1, ranks, hosts, r->shape.per_node, 1, 1, &err) &&
-              config_finish(&r->config, ranks, 32, 31, &err);
+              mesh_build(&r->mesh, T * ranks - 1, T * ranks, hosts, T * r->shape.per_node, T, 1, &err) &&
+              config_finish(&r->config, T * ranks, 32, 31, &err);
     if (!ok) fail_msg("%s", err.what);
     if (r->shape.how & LOCAL) assert_true(mesh_make_replica_groups(&r->mesh, NULL));
     if (r->shape.how & SHARD_WEIGHTS) mesh_shard_weights(&r->mesh, r->shape.how & OVER_ALL);
@@ -161,23 +163,27 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
     parse_flags(r);
     Error err = {0};
     for (int u = 0; u < UNITS; u++) {
-        r->tensors[PER_UNIT * u] = tensor_row("matrix", 100, 300 + 7 * u, -1, u, 0);
-        if (u > 0 && shape.how & MUON)
-            r->tensors[PER_UNIT * u].muon = (MuonShape){.columns = 300 + 7 * u, .groups = 1, .part = {100}};
+        int columns = 300 + 7 * u, split = shape.how & TENSOR ? 0 : -1;
+        MuonShape muon = {.columns = columns, .groups = 1, .part = {100}, .duplicated = true};
+        r->tensors[PER_UNIT * u] = tensor_row("matrix", 100, columns, split, u, 0);
+        if (u > 0 && shape.how & MUON) r->tensors[PER_UNIT * u].muon = muon;
         r->tensors[PER_UNIT * u + 1] = tensor_row("tail", 100 + u, 0, -1, u, 0);
         for (int i = 0; u == 0 && i < PER_UNIT; i++) r->tensors[i].chunk = ANY_CHUNK;
     }
-    tensors_number(r->tensors, TENSORS, 1);
+    tensors_number(r->tensors, TENSORS, r->mesh.tp.size);
+    for (int i = 0; i < TENSORS; i++)
+        r->tensors[i] = tensor_part(&r->tensors[i], r->mesh.tp.rank, r->mesh.tp.size);
     r->zero = zero_plan(&r->config, &r->mesh, r->tensors, TENSORS, &r->memory_plan, &err);
     if (!r->zero) fail_msg("%s", err.what);
     assert_true(shape.how & MUON || r->zero->base.layout.buckets == UNITS);
     r->compute = stream_create(&r->device, "compute");
     lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !(shape.how & NO_OVERLAP));
     r->timers = timers_create(&r->device, 0);
-    Group *const groups[7] = {&r->mesh.replica_group, &r->mesh.replica_groups, &r->mesh.world,
-                              &r->mesh.node,          &r->mesh.rail,           &r->mesh.shards,
-                              &r->mesh.shard_rail};
-    for (int i = 0; i < 7; i++) {
+    Group *const groups[8] = {&r->mesh.replica_group, &r->mesh.replica_groups,
+                              &r->mesh.world,         &r->mesh.node,
+                              &r->mesh.rail,          &r->mesh.shards,
+                              &r->mesh.shard_rail,    &r->mesh.tp};
+    for (int i = 0; i < 8; i++) {
         Comm *comm = groups[i]->comm = &r->comm[i];
         snprintf(comm->exchange, sizeof comm->exchange, "exchange %s", groups[i]->name);
         snprintf(comm->gather, sizeof comm->gather, "gather %s", groups[i]->name);
@@ -209,13 +215,15 @@ static void close_recording(Recording *r) {
     config_free(&r->config);
 }
 
-// Reads and writes the tensors of a unit, like train_gpt.c.
+// Reads and writes the tensors of a unit, like train_gpt.c. Tensor-parallel ranks gather its output.
 static void layer(Recording *r, int unit, const char *name, bool backward) {
     begin_on(r->compute, name);
     for (int i = PER_UNIT * unit; i < PER_UNIT * (unit + 1); i++) {
         reads(r->compute, zero_weight(r->zero, i), X * tensor_elements(&r->tensors[i]));
         if (backward) writes(r->compute, zero_grad(r->zero, i), 4 * tensor_elements(&r->tensors[i]));
     }
+    static float output[2];
+    if (r->shape.how & TENSOR) comm_all_gather(&r->mesh.tp, output, sizeof *output, r->compute);
 }
 
 static void forward(Recording *r, const char *name) {
@@ -406,6 +414,12 @@ static const Shape shapes[] = {
     {1, 2, 1, LOSSLESS | MUON | OFFLOAD | NO_OVERLAP},
     {2, 2, 2, QUANTIZED | MUON | DISK},
     {2, 1, 1, MUON | DISK | SHARD_WEIGHTS},
+    {1, 1, 1, MUON | TENSOR},
+    {2, 2, 1, QUANTIZED | MUON | TENSOR},
+    {2, 2, 2, LOSSLESS | SHARD_WEIGHTS | MUON | TENSOR},
+    {2, 1, 1, MUON | TENSOR | OFFLOAD},
+    {2, 2, 1, MUON | TENSOR | DISK | NO_OVERLAP},
+    {2, 2, 1, QUANTIZED | LOCAL | MUON | TENSOR},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
