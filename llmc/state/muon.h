@@ -39,7 +39,7 @@ typedef struct Muon {
     // page-locked memory, if the state is on the host or on disk
     float *direction;    // (largest matrix) U
     floatX *orthogonal;  // (largest part) copy of the result
-    Event *gathered;  // -> compute: the gathers of this step are complete; NULL if there are none
+    Event *gathered;     // -> compute: the gathers of this step are complete; NULL if there are none
     const Base *base;
     const QwdHost *host;
     DiskState *disk;  // NULL: the state is in host memory

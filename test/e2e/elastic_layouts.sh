@@ -61,6 +61,7 @@ check "two nodes with weights sharded over all ranks" equal 4 --gpus-per-node 2 
     --shard-params-over world -- --gradient-quantization-method uniform --hadamard-transform \
     --gq-group-size-inter 128
 check "Muon" equal 2 -- --optimizer muon
+check "Muon, momentum in bf16, tensor parallelism" equal 4 "${tp[@]}" -- --optimizer muon --exp-avg-dtype bf16
 check "delayed FP8 scales" equal 2 -- --fp8-format hybrid
 
 # A group alone that sends pseudo-gradients in fp32 and takes them over as they are trains like a
