@@ -130,8 +130,7 @@ void muon_reserve(const Base *base, Muon *muon, bool on_host, MemoryPlan *memory
     size_t directions = larger(sizes.gathered, on_host ? sizes.matrix : 0);
     if (directions)
         memory_plan_reserve(memory_plan, group,
-                            sizes.gathered ? "momentum, gathered from tensor-parallel ranks"
-                                           : "uploaded momentum",
+                            sizes.gathered ? "momentum of a whole matrix" : "uploaded momentum",
                             directions * sizeof(float), (void **)&muon->directions);
     if (!on_host) return;
     memory_plan_reserve_host(memory_plan, host, "momentum of a matrix", sizes.matrix * sizeof(float),

@@ -457,7 +457,58 @@ static void case_muon(Dump *d, int64_t groups, int64_t queries, int64_t columns,
     release(lab, (void *[]){control, fault, grads, momentum, master, partials, sum, x, o, NULL});
 }
 
+// Two tensor-parallel ranks that share the columns of a matrix of `rows` rows, and momentum in bf16.
+static void case_muon_columns(Dump *d, int64_t rows, int64_t own) {
+    Lab *lab = &d->lab;
+    int64_t n = rows * own, whole = 2 * n;
+    snprintf(d->scope, sizeof d->scope, "muon_columns_%dx%d", (int)rows, (int)own);
+    StepStatus status = {.applied = 1, .clip_coefficient = 0.3f, .learning_rate = 0.02f};
+    StepStatus *control = (StepStatus *)upload(lab, &status, sizeof status);
+    uint64_t none = 0, *fault = (uint64_t *)upload(lab, &none, sizeof none);
+    uint16_t *momentum = (uint16_t *)xcalloc((size_t)n, sizeof *momentum, "the momentum");
+    for (int64_t i = 0; i < n; i++) momentum[i] = bf16_from_float((float)(i % 37) / 16.0f - 1.0f);
+    uint16_t *narrow = (uint16_t *)upload(lab, momentum, (size_t)n * sizeof *momentum);
+    free(momentum);
+    float *grads = random_f(lab, n, 1), *master = random_f(lab, n, 1), *directions = random_f(lab, whole, 1);
+    float *partials = poisoned_f(lab, ceil_div64(whole, 32)), *sum = poisoned_f(lab, 1);
+    floatX *x = poisoned_x(lab, whole), *o = random_x(lab, whole, 0, 1);
+    MuonPart a = {.control = control,
+                  .grads = grads,
+                  .momentum_bf16 = narrow,
+                  .master = master,
+                  .mu = 0.9f,
+                  .one_minus_mu = 1.0f - 0.9f,
+                  .nesterov = true,
+                  .scale = 3.5f,
+                  .weight_decay = 0.1f,
+                  .rows = rows,
+                  .columns = own,
+                  .group_rows = rows,
+                  .part_rows = rows,
+                  .sliced = {2 * own, own, n},
+                  .fault = fault,
+                  .code = 3};
+    kernel_muon_momentum(lab->stream, &a, n, directions + n);
+    dump_f(d, "directions", directions, whole, 'e');
+    MuonPart all = a;
+    all.momentum_bf16 = NULL, all.nesterov = false;
+    all.grads = all.momentum = directions;
+    all.columns = 2 * own;
+    all.gathered = a.sliced, all.sliced = (MuonColumns){0};
+    kernel_muon_squares(lab->stream, &all, partials);
+    dump_f(d, "partials", partials, ceil_div64(whole, 32), 'e');
+    kernel_tree_sum(lab->stream, sum, partials, ceil_div64(whole, 32));
+    kernel_muon_normalize(lab->stream, &all, sum, x);
+    kernel_muon_apply(lab->stream, &a, o + own);
+    dump_f(d, "master", master, n, 'e');
+    dump_x(d, "x", x, whole, 'e');
+    release(lab, (void *[]){control, fault, narrow, grads, master, directions, partials, sum, x, o, NULL});
+}
+
 static void cases_muon(Dump *d) {
+    case_muon_columns(d, 24, 40);
+    case_muon_columns(d, 256, 64);
+
     case_muon(d, 1, 8, 24, false);
     case_muon(d, 4, 64, 256, true);
     case_muon(d, 3, 8, 1000, false);

@@ -101,6 +101,8 @@ static void use_whole_matrices(Fixture *x, int b) {
     x->whole[b + 1] = (Segment){matrices[b] + 96 * 20, 96, 0, b + 1};
 }
 
+static bool momentum_bf16;  // of the whole matrices of the next run
+
 static Fixture *begin(const ScratchEngine *engine, int buckets, bool whole, int64_t chunk, int threads) {
     Fixture *x = calloc(1, sizeof *x);
     Error err = {0};
@@ -118,6 +120,7 @@ static Fixture *begin(const ScratchEngine *engine, int buckets, bool whole, int6
     x->layout.dp = 1;
     x->disk.folder = (ScratchFolder){folder_path, -1, -1};
     x->segment = (Segment){0, MOST, 0, 0};
+    x->disk.momentum_bf16 = momentum_bf16;
     disk_plan(&x->disk, &x->layout, whole, GROUP, chunk);
     x->memory = malloc((size_t)disk_memory_bytes(&x->disk));
     if (!disk_start(&x->disk, x->memory, threads, NULL, engine, &err)) fail_msg("%s", err.what);
@@ -163,6 +166,9 @@ static void put_range(Fixture *x, int part, int b, int64_t at, int64_t n, uint32
     float *own = x->state[part] + x->bucket[b].state_start + at;
     for (int64_t i = 0; i < n; i++) own[i] = 1e-2f * (1 + draw(salt + (uint32_t)part, at + i));
     disk_write(&x->disk, (StatePart)part, position(x, part, b, at), own, n);
+    bool narrow = x->disk.momentum_bf16 && x->bucket[b].whole && part == STATE_EXP_AVG;
+    for (int64_t i = 0; narrow && i < n && at + i < matrices[b]; i++)
+        own[i] = bf16_to_float(bf16_from_float(own[i]));
 }
 // Writes ranges of odd lengths and offsets to both states.
 static void put(Fixture *x, uint32_t salt, int64_t every) { for_ranges(x, every, salt, put_range); }
@@ -200,8 +206,18 @@ static UpdateShard update_of(Fixture *x, int b, int64_t step, const StepStatus *
 static void update_matrix(float *master, float *exp_avg, const float *grads, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         exp_avg[i] = 0.5f * exp_avg[i] + grads[i];
+        if (momentum_bf16) exp_avg[i] = bf16_to_float(bf16_from_float(exp_avg[i]));
         master[i] -= exp_avg[n - 1 - i];
     }
+}
+
+// The same for a chunk on disk, whose momentum may be in bf16.
+static void update_chunk(const UpdateShard *open, const float *grads, int64_t n) {
+    static float wide[MOST];
+    assert_true((open->momentum_bf16 != NULL) == momentum_bf16);
+    if (momentum_bf16) widen_bf16(wide, open->momentum_bf16, n);
+    update_matrix(open->master, momentum_bf16 ? wide : open->exp_avg, grads, n);
+    if (momentum_bf16) narrow_bf16(open->momentum_bf16, wide, n);
 }
 
 // Updates bucket b, of whole matrices, in memory and on disk.
@@ -216,7 +232,7 @@ static void update_whole(Fixture *x, int b, UpdateShard *u, UpdateShard *v, int 
         if (chunk->tensor >= 0 && u->control->applied) {
             int64_t n = x->whole[chunk->tensor].numel, at = chunk->first;
             assert_int_equal(at, x->whole[chunk->tensor].start - matrices[b]);
-            update_matrix(open.master, open.exp_avg, x->grads + at, n);
+            update_chunk(&open, x->grads + at, n);
             update_matrix(u->master + at, u->exp_avg + at, x->grads + at, n);
         }
         found += chunk->tensor >= 0;
@@ -279,6 +295,10 @@ static void trains_alike(void **state) {
         train(engines[i], 3, true, CHUNK, 2);
         train(engines[i], 1, true, 1 << 20, 1);
         train(engines[i], 1, false, CHUNK, 1);  // as many chunks as slots
+        momentum_bf16 = true;
+        train(engines[i], 3, true, CHUNK, 2);
+        train(engines[i], 1, true, 1 << 20, 1);
+        momentum_bf16 = false;
     }
 }
 
