@@ -97,9 +97,9 @@ HD_FN float muon_norm(float sum) {
 }
 // Updates M of the tensor's element `at` and returns true if it stays finite, also after rounding.
 HD_FN bool muon_update_momentum(const MuonPart *a, float clip, int64_t at) {
-    float next = muon_momentum(a, clip, muon_load(a, at), a->grads[at]);
+    float old = muon_load(a, at), next = muon_momentum(a, clip, old, a->grads[at]);
     bool finite = muon_finite(a->momentum_bf16 ? bf16_to_float(bf16_from_float(next)) : next);
-    if (finite) muon_store(a, at, next);
+    muon_store(a, at, finite ? next : old);  // no branch, so that compilers vectorize the caller's loop
     return finite;
 }
 // Updates *p unless it returns false.

@@ -43,7 +43,7 @@ void muon_momentum_host(const MuonPart *a, int64_t elements, float *direction, i
 
 static void update_weights(void *context, int64_t lo, int64_t hi) {
     const Task *task = (const Task *)context;
-    const MuonPart *a = task->part;
+    const MuonPart part = *task->part, *a = &part;  // a copy, so that stores do not alias it
     bool refused = false;
     for (int64_t i = lo; i < hi; i++) {
         float *p = &a->master[muon_index(a, i)];

@@ -457,7 +457,7 @@ static void case_muon(Dump *d, int64_t groups, int64_t queries, int64_t columns,
     release(lab, (void *[]){control, fault, grads, momentum, master, partials, sum, x, o, NULL});
 }
 
-// Two tensor-parallel ranks that share the columns of a matrix of `rows` rows, and momentum in bf16.
+// Two tensor-parallel ranks that divide the columns of a matrix, and momentum in bf16.
 static void case_muon_columns(Dump *d, int64_t rows, int64_t own) {
     Lab *lab = &d->lab;
     int64_t n = rows * own, whole = 2 * n;

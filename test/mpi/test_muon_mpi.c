@@ -50,22 +50,27 @@ static const char *const common[] = {"test",
                                      "muon"};
 enum { COMMON = sizeof common / sizeof *common };
 
+// poisoned: the second step has a gradient of one layer that is not a number, and is skipped.
 typedef struct Preset {
     const char *name;
+    bool poisoned;
     const char *flags[MOST_FLAGS + 1];  // NULL at the end
 } Preset;
 static const Preset presets[] = {
-    {"GPT", {NULL}},
-    {"Nesterov, one matrix of queries, keys and values", {"--muon-nesterov", "--muon-no-split-qkv"}},
+    {"GPT", false, {NULL}},
+    {"Nesterov, one matrix of queries, keys and values", false, {"--muon-nesterov", "--muon-no-split-qkv"}},
     {"Llama",
+     false,
      {"--swiglu", "--ffn-hidden-size", "96", "--group-query-attention", "--num-query-groups", "4",
       "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--muon-scale-mode",
       "unit_rms_norm"}},
-    {"no sharding", {"--data-parallel-sharding-strategy", "no_shard"}},
-    {"ZeRO-2", {"--data-parallel-sharding-strategy", "optim_grads"}},
-    {"momentum in bf16", {"--exp-avg-dtype", "bf16"}},
-    {"momentum in bf16 on the host", {"--exp-avg-dtype", "bf16", "--optimizer-cpu-offload"}},
-    {"offload to the host", {"--optimizer-cpu-offload", "--muon-nesterov"}},
+    {"no sharding", false, {"--data-parallel-sharding-strategy", "no_shard"}},
+    {"ZeRO-2", false, {"--data-parallel-sharding-strategy", "optim_grads"}},
+    {"momentum in bf16", false, {"--exp-avg-dtype", "bf16"}},
+    {"momentum in bf16 on the host", false, {"--exp-avg-dtype", "bf16", "--optimizer-cpu-offload"}},
+    {"a skipped step", true, {"--on-nan", "skip"}},
+    {"a skipped step on the host", true, {"--on-nan", "skip", "--optimizer-cpu-offload"}},
+    {"offload to the host", false, {"--optimizer-cpu-offload", "--muon-nesterov"}},
 };
 enum { PRESETS = sizeof presets / sizeof *presets };
 
@@ -180,7 +185,7 @@ static void fill_weights(const Layout *l) {
     zero_init_master_weights(l->zero);
 }
 
-static void run_step(const Layout *l, int64_t step) {
+static void run_step(const Layout *l, int64_t step, bool poisoned) {
     Zero *zero = l->zero;
     zero_step_begins(zero, step);
     for (int unit = zero_layout(zero)->units - 1; unit >= 0; unit--) {
@@ -188,12 +193,16 @@ static void run_step(const Layout *l, int64_t step) {
         for (int i = 0; i < l->gpt.tensors; i++) {
             const Tensor *t = &l->gpt.tensor[i];
             int64_t n = t->unit == unit ? tensor_elements(t) : 0;
-            for (int64_t e = 0; e < n; e++) zero_grad(zero, i)[e] = value_of(t, step, e);
+            for (int64_t e = 0; e < n; e++) {
+                bool poison = poisoned && strstr(t->name, "layers.1.mlp") && in_whole(t, e) == 5;
+                zero_grad(zero, i)[e] = poison ? NAN : value_of(t, step, e);
+            }
         }
         zero_reduce_unit(zero, unit, true);
     }
     zero_update(zero, 0.01, 0.01, 0.1);
     zero_synchronize(zero);
+    if (zero_step_status(zero, 0).applied == poisoned) fatal(NULL, EXIT_USAGE, "a wrong step was skipped");
 }
 
 static int64_t whole_elements(const GPT *gpt) {
@@ -226,7 +235,7 @@ static float *train(const Preset *preset, const Shape *s, int64_t *elements) {
     *elements = whole_elements(&l.gpt);
     float *all = (float *)xcalloc(2 * (size_t)*elements, sizeof *all, "the test");
     fill_weights(&l);
-    for (int64_t step = 1; step <= STEPS; step++) run_step(&l, step);
+    for (int64_t step = 1; step <= STEPS; step++) run_step(&l, step, preset->poisoned && step == 2);
     add_own_state(&l, SLICE_MASTER, all);
     add_own_state(&l, SLICE_EXP_AVG, all + *elements);
     peers_all_reduce(world, all, (int)(2 * *elements), MPI_FLOAT, MPI_SUM);

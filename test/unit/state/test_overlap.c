@@ -215,7 +215,7 @@ static void close_recording(Recording *r) {
     config_free(&r->config);
 }
 
-// Reads and writes the tensors of a unit, like train_gpt.c. Tensor-parallel ranks gather the output.
+// Reads and writes the tensors of a unit, like train_gpt.c. Tensor-parallel ranks gather output.
 static void layer(Recording *r, int unit, const char *name, bool backward) {
     begin_on(r->compute, name);
     for (int i = PER_UNIT * unit; i < PER_UNIT * (unit + 1); i++) {
