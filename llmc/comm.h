@@ -26,7 +26,8 @@ typedef struct CommPiece {
     size_t bytes;
 } CommPiece;
 // COMM_ALIGNMENT: granularity in bytes at which processes can share GPU memory.
-enum { COMM_PIECES = 4, COMM_ALIGNMENT = 2 << 20, COMM_FLAG_BYTES = COMM_ALIGNMENT };
+// COMM_DIRECT_RANKS: most ranks of a group that uses it.
+enum { COMM_PIECES = 4, COMM_ALIGNMENT = 2 << 20, COMM_FLAG_BYTES = COMM_ALIGNMENT, COMM_DIRECT_RANKS = 8 };
 // Maps ranges of device memory in all ranks of the node. From then on, comm_all_to_all and
 // comm_all_gather calls in `node` whose send buffer is in one of these ranges use copy engines and
 // occupy no SM. The buffer must have the same offset on every rank, and all these calls must be on

@@ -65,8 +65,9 @@ typedef struct Fp8Quantize {
 // Accumulates the absolute maximum into scale->absmax. Not for block scales.
 void op_fp8_absmax(Stream *s, const Fp8Quantize *a);
 // Sets the scale from the largest of n absolute maxima (bits of fp32 numbers), or from
-// scale->absmax if n is 0. Clears scale->absmax. absmax 0, infinite or NaN gives scale 1.
-void op_fp8_scale(Stream *s, Fp8Scale *scale, Fp8Type type, const uint32_t *absmax, int n);
+// scale->absmax if n is 0, divided by 2^margin. Clears scale->absmax. absmax 0, infinite or NaN
+// gives scale 1.
+void op_fp8_scale(Stream *s, Fp8Scale *scale, Fp8Type type, const uint32_t *absmax, int n, int margin);
 // Encodes the tensor with scale->scale, or computes block scales and encodes with these.
 void op_fp8_quantize(Stream *s, const Fp8Quantize *a);
 // transposed (C, N) = codes (N, C). Both sizes are multiples of FP8_MULTIPLE.

@@ -493,10 +493,10 @@ as_nccl() {
     shift 2
     [ "$ranks" -le "$gpus" ] || { skip "$what" "$gpus GPUs"; return; }
     trained nccl 1 "$ranks" "${steps[@]}" "$@" --tp-comm-backend nccl &&
-        trained peer 1 "$ranks" "${steps[@]}" "$@" --tp-comm-backend peer || return
+        trained peer 1 "$ranks" "${steps[@]}" "$@" || return  # auto
     if grep -q 'collectives read and write the memory of the other GPUs' "$work/log"; then
         same "$what: identical to NCCL" nccl peer
-    else not_ok "$what" "not used: $(grep -m 1 tp-comm-backend "$work/log")"; fi
+    else not_ok "$what" "not used: $(grep -m 1 "tensor-parallel collectives" "$work/log")"; fi
 }
 # Tensor parallelism over peer memory, which needs a GPU per rank.
 check_peer() {

@@ -288,7 +288,7 @@ static bool add_conversation(Writer *w, const Message *messages, int first, int 
     }
     if (!trains) {
         return failed(w->out,
-                      "has a conversation that trains nothing, because all its assistant turns have weight 0 "
+                      "has a conversation without loss, because all its assistant turns have weight 0 "
                       "(messages %d to %d); remove it",
                       first + 1, end);
     }

@@ -47,7 +47,7 @@ typedef enum Fp8Recipe { FP8_TENSORWISE, FP8_DELAYED, FP8_BLOCKWISE } Fp8Recipe;
 typedef enum Fp8AmaxAlgo { FP8_MOST_RECENT, FP8_MAX } Fp8AmaxAlgo;
 typedef enum Detokenizer { DETOKENIZE_NONE, DETOKENIZE_WIKITEXT } Detokenizer;
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
-// How tensor-parallel ranks communicate: NCCL | kernels that read and write peer memory
+// How tensor-parallel ranks communicate: peer memory if possible, else NCCL | NCCL | peer memory
 typedef enum TpCommBackend { TP_COMM_AUTO, TP_COMM_NCCL, TP_COMM_PEER } TpCommBackend;
 typedef enum NodeExchange { NODE_EXCHANGE_AUTO, NODE_EXCHANGE_NCCL, NODE_EXCHANGE_COPIES } NodeExchange;
 // State that data-parallel ranks shard: nothing | optimizer state | also gradients | also weights.
@@ -320,10 +320,11 @@ double config_visible_keys(const Config *config);
 bool config_check_window(const Config *config, Error *err);
 
 // --- config_lora.c ---
-// The linear layers of a transformer layer, as bits.
+// Widths of linear layers: inputs and outputs.
 typedef struct LoraWidths {
     double inputs, outputs;
 } LoraWidths;
+// The linear layers of a transformer layer, as bits.
 enum { LORA_QKV = 1 << 0, LORA_PROJ = 1 << 1, LORA_FC1 = 1 << 2, LORA_FC2 = 1 << 3, LORA_ALL = 15 };
 // Parses --lora-targets. *targets: LORA_* bits. Error (EXIT_USAGE): an unknown name, or a part of a
 // fused matrix without the others.

@@ -198,10 +198,10 @@ static void set_scale(Fp8Scale *scale, float value) {
     scale->absmax = 0;
 }
 
-void op_fp8_scale(Stream *s, Fp8Scale *scale, Fp8Type type, const uint32_t *absmax, int n) {
+void op_fp8_scale(Stream *s, Fp8Scale *scale, Fp8Type type, const uint32_t *absmax, int n, int margin) {
     uint32_t max = n > 0 ? 0 : scale->absmax;
     for (int i = 0; i < n; i++) max = max_u32(max, absmax[i]);
-    set_scale(scale, fp8_scale(max, type, 0, 1.0f));
+    set_scale(scale, fp8_scale(max, type, margin, 1.0f));
 }
 
 static void update_scale(const Fp8Update *a, int tensor, uint32_t max) {

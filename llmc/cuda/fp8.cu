@@ -92,17 +92,18 @@ static __device__ __forceinline__ void set_scale(Fp8Scale *scale, float value) {
 }
 
 // One warp.
-static __global__ void scale_kernel(Fp8Scale *scale, Fp8Type type, const uint32_t *absmax, int n) {
+static __global__ void scale_kernel(Fp8Scale *scale, Fp8Type type, const uint32_t *absmax, int n,
+                                    int margin) {
     uint32_t largest = n == 0 ? scale->absmax : 0;
     for (int i = threadIdx.x; i < n; i += WARP) largest = max(largest, absmax[i]);
     largest = __reduce_max_sync(0xFFFFFFFFu, largest);
     if (threadIdx.x != 0) return;
-    set_scale(scale, fp8_scale(largest, type, 0, 1.0f));
+    set_scale(scale, fp8_scale(largest, type, margin, 1.0f));
     scale->absmax = 0;
 }
 
-void op_fp8_scale(Stream *s, Fp8Scale *scale, Fp8Type type, const uint32_t *absmax, int n) {
-    scale_kernel<<<1, WARP, 0, stream_handle(s)>>>(scale, type, absmax, n);
+void op_fp8_scale(Stream *s, Fp8Scale *scale, Fp8Type type, const uint32_t *absmax, int n, int margin) {
+    scale_kernel<<<1, WARP, 0, stream_handle(s)>>>(scale, type, absmax, n, margin);
     check_launch(s, "FP8 scale");
 }
 

@@ -30,6 +30,8 @@
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ranks/peers.h"
 
+static_assert((int)PEER_RANKS == (int)COMM_DIRECT_RANKS, "comm.h documents the number of ranks");
+
 // Time limit of the first all-reduce.
 #define PATIENCE_SECONDS 2.0
 

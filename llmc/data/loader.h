@@ -29,8 +29,8 @@ int64_t loader_samples(const Loader *loader, int split);
 uint64_t *loader_fingerprints(const Loader *loader, int *shards);
 // Returns the prefix of the shard at index `place` of loader_fingerprints.
 const char *loader_shard_prefix(const Loader *loader, int place);
-// Epochs of training data read after `consumed` samples: consumed tokens / tokens of all shards, or
-// consumed conversations / conversations of the shard with sft.
+// Epochs of training data read after `consumed` samples: tokens read / tokens of all shards. With
+// --sft and one shard: conversations read / conversations of the shard.
 // For a blend this is the mean over its shards (--inspect-data lists them separately). -1 for mock
 // data or without a training split.
 double loader_epoch(const Loader *loader, int64_t consumed);

@@ -68,7 +68,7 @@ static bool cannot_open(const char *prefix, const char *path, Error *err) {
     struct stat status;
     const char *dot = strrchr(prefix, '.');
     bool part = dot && (!strcmp(dot, ".bin") || !strcmp(dot, ".idx"));
-    if (!part && stat(prefix, &status) == 0 && S_ISREG(status.st_mode)) {
+    if (cause == ENOENT && !part && stat(prefix, &status) == 0 && S_ISREG(status.st_mode)) {
         return data_error(err,
                           "%s is a file, not the prefix of a shard; tokenize it with preprocess_data, "
                           "conversations with --chat, and pass the prefix that it prints",

@@ -165,9 +165,10 @@ static Fp8Matrix matrix_of(const GPT *gpt, Fp8Operand operand, Fp8Codes codes, c
                        .block_scales = codes.block_scales};
 }
 
-// Returns true if the operand's scale follows from its own maximum. With delayed scaling this is so
-// in the first micro-batch of a run without histories: with any fixed scale, gradients could
-// underflow. A micro-batch that is still in flight keeps the scales.
+// Returns true if the scale is computed from the operand's own maximum: always with tensorwise
+// scaling; with delayed scaling only in the first micro-batch of a run without histories, because
+// gradients could underflow with a fixed scale. Backward leaves the scales of inputs and weights
+// alone: micro-batches in flight were quantized with them.
 static bool scales_itself(const GPT *gpt, const Pass *p, Fp8Operand operand) {
     const Fp8 *f = &gpt->fp8;
     bool begins = f->calibrates && p->first && (p->direction == BACKWARD) == (operand == FP8_GRADIENT);
@@ -185,7 +186,7 @@ static void quantize(const GPT *gpt, const Pass *p, LayerLinear which, Fp8Operan
     q.accumulate = gpt->fp8.recipe == FP8_DELAYED;
     if (scales_itself(gpt, p, operand)) {
         if (q.accumulate || !knows_absmax(gpt, which, operand)) op_fp8_absmax(gpt->stream, &q);
-        op_fp8_scale(gpt->stream, scale, q.type, NULL, 0);
+        op_fp8_scale(gpt->stream, scale, q.type, NULL, 0, q.accumulate ? gpt->fp8.margin : 0);
     }
     op_fp8_quantize(gpt->stream, &q);
 }
@@ -219,7 +220,7 @@ static void quantize_rows(const GPT *gpt, const Pass *p, Fp8Operand operand, Fp8
         if (q.accumulate) op_fp8_absmax(gpt->stream, &q);
         copy_on_device(gpt->stream, f->maxima + group->rank, &scale->absmax, sizeof scale->absmax);
         tp_exchange(&gpt->tp, f->maxima, sizeof *f->maxima);
-        op_fp8_scale(gpt->stream, scale, q.type, f->maxima, group->size);
+        op_fp8_scale(gpt->stream, scale, q.type, f->maxima, group->size, q.accumulate ? f->margin : 0);
     }
     op_fp8_quantize(gpt->stream, &q);
 }

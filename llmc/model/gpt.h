@@ -54,7 +54,7 @@ LLMC_BEGIN
 // Collectives run on their own stream, `side`, after the work queued on the compute stream so far.
 // The compute stream waits for `side` before it uses the results or reuses the buffers.
 //
-// With --tp-comm-backend peer, collectives whose buffers are in `shared` are single kernels
+// Unless --tp-comm-backend is nccl, collectives whose buffers are in `shared` are single kernels
 // (comm_open_direct). Their results are the same.
 
 enum { TP_SHARED = 3 };  // partial sums of forward and of backward, gathered rows
@@ -64,7 +64,7 @@ typedef struct TensorParallel {
     bool sequence;       // --sequence-parallel
     int C;
     floatX *parts;  // (N, C) device memory for the blocks of rows received from other ranks
-    bool peer;      // --tp-comm-backend peer
+    bool peer;      // tries peer memory: --tp-comm-backend auto or peer
     void *flags;    // (COMM_FLAG_BYTES) for comm_open_direct; only if `peer`
     CommPiece shared[TP_SHARED];
     Error not_direct;        // why comm_open_direct failed; code 0 if it did not

@@ -152,12 +152,20 @@ typedef struct PassTimes {
 
 static bool recomputes(const Config *c) { return c->recompute_granularity == RECOMPUTE_FULL; }
 
+// Widths of a layer's matrices beside the hidden size: rows of QKV, columns of the projection, rows
+// of fc1, columns of fc2.
+typedef struct LayerWidths {
+    double QKV, A, up, F;
+} LayerWidths;
+static LayerWidths layer_widths(const Config *c) {
+    double A = (double)c->num_attention_heads * c->kv_channels, F = c->ffn_hidden_size;
+    double keys = (double)config_query_groups(c) * c->kv_channels;
+    return (LayerWidths){.QKV = A + 2 * keys, .A = A, .up = c->swiglu ? 2 * F : F, .F = F};
+}
 // Returns the number of elements of a layer's matrices.
 static double layer_weights(const Config *c) {
-    double C = c->hidden_size, F = c->ffn_hidden_size, up = c->swiglu ? 2 * F : F;
-    double A = (double)c->num_attention_heads * c->kv_channels;
-    double QKV = A + 2.0 * config_query_groups(c) * c->kv_channels;
-    return C * (QKV + A + up + F);
+    LayerWidths w = layer_widths(c);
+    return c->hidden_size * (w.QKV + w.A + w.up + w.F);
 }
 
 // Returns the floating-point operations of forward. Frozen weights only shorten backward.
@@ -171,7 +179,7 @@ static double forward_flops(const Config *c, double rows) {
 // one layer and micro-batch (not measured). An adapter's rank is small, so that its products take
 // the time of reading and writing bf16 activations. Forward reads x for x A^T, writes the adapter's
 // output, and reads it to add it. Backward computes x A^T again, reads dy for dx and dB and x for
-// dA, and has its part of dx to write and add. Dropout of x is left out.
+// dA, writes its part of dx, and reads it to add it. Dropout of x is left out.
 static double lora_bytes(const Config *c) {
     enum { FORWARD_IN = 2, FORWARD_OUT = 4, BACKWARD_IN = 8, BACKWARD_OUT = 4 };
     const double code_bytes[] = {
@@ -191,10 +199,10 @@ static double lora_bytes(const Config *c) {
 static double saved_by_fp8(const Config *c, Rates rates) {
     if (!config_fp8_on(c)) return 0;
     int again = recomputes(c);
-    double tokens = (double)c->micro_batch_size * c->seq_length, C = c->hidden_size, F = c->ffn_hidden_size;
-    double A = (double)c->num_attention_heads * c->kv_channels, up = c->swiglu ? 2 * F : F;
-    double QKV = A + 2.0 * config_query_groups(c) * c->kv_channels, weights = layer_weights(c);
-    double x = tokens * (C + A + C + F), dy = tokens * (QKV + C + up + C);
+    LayerWidths w = layer_widths(c);
+    double tokens = (double)c->micro_batch_size * c->seq_length, C = c->hidden_size,
+           weights = layer_weights(c);
+    double x = tokens * (C + w.A + C + w.F), dy = tokens * (w.QKV + C + w.up + C);
     double quantized = (1 + again) * x + dy + weights / c->micro_batches;
     double flops = (6 + 2 * again) * tokens * weights;
     return config_fp8_layers(c) *
@@ -277,7 +285,7 @@ static void add_waits(StepLoad *load, const Config *c, const Mesh *mesh, Rates r
     double tensor = tensor_rate(mesh, rates);
     double line = stages * mesh->pp.stride <= mesh->per_node ? rates.inside : rates.between;
     bool peer = c->tp_comm_backend != TP_COMM_NCCL && mesh->tp.size <= mesh->per_node &&
-                !c->quantized_tensor_parallel;
+                mesh->tp.size <= COMM_DIRECT_RANKS && !c->quantized_tensor_parallel;
     double message = (peer ? PEER_MESSAGE : TENSOR_MESSAGE) + tensor_coding_time(c, rates);
     if (mesh->tp.size > 1)
         load->waits = parts_tensor_bytes(c, mesh) / tensor + parts_tensor_messages(c, mesh) * message;

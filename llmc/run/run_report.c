@@ -81,7 +81,8 @@ static void report_tensor_parallel(Run *run) {
     peers_all_reduce(world, &without, 1, MPI_INT, MPI_SUM);
     peers_agree(world, !why.code, &why, NULL);
     if (without == 0) {
-        log_line(run->log, "tensor-parallel collectives read and write the memory of the other GPUs");
+        log_line(run->log, "tensor-parallel collectives%s read and write the memory of the other GPUs",
+                 run->gpt->tp.coded ? " of evaluation" : "");
     } else if (without < run->launch.size) {
         log_line(run->log, "WARNING: tensor-parallel collectives of %d of %d ranks use NCCL: %s", without,
                  run->launch.size, why.what);
@@ -106,7 +107,8 @@ static void report_batch(Run *run) {
 }
 
 // Logs the number of parameters of each tensor- and pipeline-parallel rank, as Megatron-LM does,
-// and sets run->parameters to the number of distinct parameters.
+// and sets run->parameters to the number of distinct parameters. With LoRA, also logs the numbers
+// of trainable and frozen parameters.
 static void report_parameters(Run *run) {
     const Mesh *mesh = &run->mesh;
     const BucketLayout *plan = zero_layout(run->zero);

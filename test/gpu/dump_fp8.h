@@ -22,7 +22,7 @@ static inline void quantize_whole(Dump *d, Fp8Quantize *a) {
     int64_t n = a->N * a->C;
     op_fp8_absmax(d->stream, a);
     result(d, RAW, &a->scale->absmax, sizeof a->scale->absmax, "absmax");
-    op_fp8_scale(d->stream, a->scale, a->type, NULL, 0);
+    op_fp8_scale(d->stream, a->scale, a->type, NULL, 0, 0);
     a->accumulate = true;
     op_fp8_quantize(d->stream, a);
     result(d, RAW, a->scale, sizeof *a->scale, "scale");

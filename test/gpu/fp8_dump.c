@@ -73,7 +73,7 @@ static Fp8Matrix quantize(Dump *d, const char *kind, int64_t rows, int64_t colum
     Fp8Scale *scale = new_memory(d, sizeof *scale);
     Fp8Quantize q = {.N = rows, .C = (int)columns, .x = x, .type = type, .codes = codes, .scale = scale};
     op_fp8_absmax(d->stream, &q);
-    op_fp8_scale(d->stream, scale, type, NULL, 0);
+    op_fp8_scale(d->stream, scale, type, NULL, 0, 0);
     op_fp8_quantize(d->stream, &q);
     add(d, kind, "u8", rows * columns, codes, 1);
     device_free(d->device, x);

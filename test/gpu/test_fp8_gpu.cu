@@ -171,7 +171,7 @@ static void test_quantize(Bench *b, int64_t N, int C, Fp8Source source, Fp8Type 
     uint32_t absmax = fetch_scale(b, q.op.scale).absmax, expected = expected_absmax(&q);
     check(b->checks, absmax == expected, "absmax of %s (%lld, %d), %s: 0x%08x, expected 0x%08x",
           source_names[source], (long long)N, C, input_names[kind], absmax, expected);
-    op_fp8_scale(b->stream, q.op.scale, type, NULL, 0);
+    op_fp8_scale(b->stream, q.op.scale, type, NULL, 0, 0);
     Fp8Scale scale = fetch_scale(b, q.op.scale);
     float value = fp8_scale(expected, type, 0, 1.0f);
     check(b->checks, scale.scale == value && scale.inverse == f32_div(1.0f, value) && scale.absmax == 0,
@@ -326,7 +326,7 @@ static void test_scale_of_maxima(Bench *b) {
             Fp8Scale before = {0.0f, 0.0f, 0x7F000000u};
             copy_to_device(b->stream, scale, &before, sizeof before);
             copy_to_device(b->stream, maxima, cases[i], sizeof cases[i]);
-            op_fp8_scale(b->stream, scale, (Fp8Type)type, maxima, 3);
+            op_fp8_scale(b->stream, scale, (Fp8Type)type, maxima, 3, 0);
             Fp8Scale got = fetch_scale(b, scale);
             float value = fp8_scale(largest, (Fp8Type)type, 0, 1.0f);
             check(b->checks, got.scale == value && got.inverse == f32_div(1.0f, value) && got.absmax == 0,

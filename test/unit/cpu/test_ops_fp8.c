@@ -71,7 +71,7 @@ static void check_whole(int64_t N, int C, Fp8Source source, Fp8Type type) {
     uint32_t max = absmax_of(x, 1, N * C, 0);
     op_fp8_absmax(NULL, &q);
     assert_int_equal(q.scale->absmax, max);
-    op_fp8_scale(NULL, q.scale, type, NULL, 0);
+    op_fp8_scale(NULL, q.scale, type, NULL, 0, 0);
     float scale = fp8_largest(type) / f32_from_bits(max);
     assert_true(q.scale->scale == scale && q.scale->inverse == 1.0f / scale && q.scale->absmax == 0);
     op_fp8_quantize(NULL, &q);
@@ -125,7 +125,7 @@ static void absolute_maxima_accumulate(void **state) {
     op_fp8_quantize(NULL, &q);
     assert_true(q.scale->absmax > 0x7F800000u);
     assert_int_equal(q.codes[5] & 0x7F, 0x7F);
-    op_fp8_scale(NULL, q.scale, FP8_E4M3, NULL, 0);
+    op_fp8_scale(NULL, q.scale, FP8_E4M3, NULL, 0, 0);
     assert_true(q.scale->scale == 1.0f && q.scale->inverse == 1.0f && q.scale->absmax == 0);
     quantization_free(&q);
 }
@@ -133,16 +133,16 @@ static void absolute_maxima_accumulate(void **state) {
 static void scales_of_several_ranks(void **state) {
     Fp8Scale scale = {0, 0, f32_bits(1000.0f), 0};
     const uint32_t maxima[] = {f32_bits(1.0f), f32_bits(7.0f), 0, f32_bits(3.0f)};
-    op_fp8_scale(NULL, &scale, FP8_E4M3, maxima, 4);
+    op_fp8_scale(NULL, &scale, FP8_E4M3, maxima, 4, 0);
     assert_true(scale.scale == 64.0f && scale.inverse == 1.0f / 64.0f && scale.absmax == 0);
     const uint32_t bad[] = {f32_bits(1.0f), f32_bits(INFINITY)}, zero[] = {0, 0};
-    op_fp8_scale(NULL, &scale, FP8_E5M2, bad, 2);
+    op_fp8_scale(NULL, &scale, FP8_E5M2, bad, 2, 0);
     assert_true(scale.scale == 1.0f && scale.inverse == 1.0f);
     scale.scale = 5.0f;
-    op_fp8_scale(NULL, &scale, FP8_E5M2, zero, 2);
+    op_fp8_scale(NULL, &scale, FP8_E5M2, zero, 2, 0);
     assert_true(scale.scale == 1.0f && scale.inverse == 1.0f);
     const uint32_t tiny[] = {1};
-    op_fp8_scale(NULL, &scale, FP8_E4M3, tiny, 1);
+    op_fp8_scale(NULL, &scale, FP8_E4M3, tiny, 1, 0);
     assert_true(scale.scale == FLT_MAX && scale.inverse == 1.0f / FLT_MAX && scale.inverse > 0);
     assert_true(op_check_fp8(NULL, FP8_WHOLE, NULL) && op_check_fp8(NULL, FP8_ROWS, NULL));
 }
@@ -254,7 +254,7 @@ static Operand operand(Random *rng, int64_t rows, int64_t k, Fp8Type type, Fp8Bl
     }
     o.q = quantization(o.x, rows, (int)k, FP8_OF_X, type, blocks);
     if (blocks == FP8_WHOLE) op_fp8_absmax(NULL, &o.q);
-    op_fp8_scale(NULL, o.q.scale, type, NULL, 0);
+    op_fp8_scale(NULL, o.q.scale, type, NULL, 0, 0);
     op_fp8_quantize(NULL, &o.q);
     o.matrix = (Fp8Matrix){o.q.codes, type, blocks, blocks == FP8_WHOLE ? o.q.scale : NULL, o.q.block_scales};
     for (int64_t i = 0; i < rows * k; i++) {

@@ -185,7 +185,7 @@ static void lines_are_refused(void **state) {
         {"plain", LINE(SAY("user", "a") "," WEIGHTED("true", "b")), "message 2 has the \"weight\" true"},
         {"plain", LINE("{\"role\":\"user\",\"content\":\"a\",\"weight\":1}"),
          "message 1 has the \"weight\" 1 and the role user"},
-        {"plain", LINE(SAY("user", "a") "," WEIGHTED("0", "b")), "conversation that trains nothing, because"},
+        {"plain", LINE(SAY("user", "a") "," WEIGHTED("0", "b")), "conversation without loss, because"},
         {"plain", LINE(SAY("assistant", "a") "," SAY("system", "b") "," WEIGHTED("0", "c")),
          "all its assistant turns have weight 0 (messages 2 to 3)"},
         {"plain", LINE("{\"role\":\"assistant\",\"content\":\"a\",\"train\":false}"),

@@ -328,7 +328,7 @@ static void cut_before_the_first_answer(void **state) {
     write_answers(f, first);
     expect_summary(&o,
                    "x: 1 of 12 conversations of the training split are cut before their first answer and "
-                   "train nothing; shorten their prompts or use --seq-length 11\n",
+                   "add nothing to the loss; shorten their prompts or use --seq-length 11\n",
                    NULL);
     o.seq_length = 10;
     expect_summary(&o, "more than 11 tokens and are cut\n > WARNING: ", NULL);

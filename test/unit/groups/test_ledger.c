@@ -50,7 +50,7 @@ static void count_holds(void *context, Message *m) {
 }
 
 // A restarted rendezvous announces an offer when its owner has reported it. A group that has its
-// payload already, and whose own report came before, has to say so again: the round would never
+// payload already, and whose own report came before, must report it again; otherwise no round would
 // contain the offer.
 static void an_offer_that_is_announced_again_is_held(void **state) {
     static Ledger l;

@@ -189,16 +189,17 @@ static void a_step_fills_every_history(void **state) {
 
 // Without histories, each tensor of the first micro-batch is quantized with the scale of its own
 // maximum. The other micro-batches and steps keep the scales until a step ends.
-static void the_first_micro_batch_sets_scales(void **state) {
+static void check_first_scales(const char *margin) {
     Bench b;
     Fp8Scale first[SCALES], second[SCALES], later[SCALES];
-    open_model(&b, SIMPLE);
+    open_model(&b, (Settings){"hybrid", "delayed", "max", "3", margin});
     load(&b);
     bench_pass(&b, 1.0f / 32, true, true, false);
     get_scales(&b, first);
     for (int i = 0; i < SCALES; i++) {
         Fp8Type type = i % FP8_OPERANDS == FP8_GRADIENT ? FP8_E5M2 : FP8_E4M3;
-        assert_true(first[i].scale != 1 && first[i].scale == fp8_scale(first[i].absmax, type, 0, 1));
+        assert_true(first[i].scale != 1 &&
+                    first[i].scale == fp8_scale(first[i].absmax, type, atoi(margin), 1));
     }
     bench_pass(&b, 1.0f / 64, true, false, false);
     get_scales(&b, second);
@@ -209,6 +210,11 @@ static void the_first_micro_batch_sets_scales(void **state) {
     get_scales(&b, later);
     for (int i = 0; i < SCALES; i++) assert_true(later[i].scale == second[i].scale);
     bench_close(&b);
+}
+
+static void the_first_micro_batch_sets_scales(void **state) {
+    check_first_scales("0");
+    check_first_scales("2");
 }
 
 static void other_passes_leave_no_trace(void **state) {
