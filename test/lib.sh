@@ -269,7 +269,8 @@ error_names() {
     local lines
     lines=$(grep -c '^error: ' "$work/err")
     [ "$3" -eq "$1" ] || { say "exit code $3 instead of $1"; return 1; }
-    [ "$lines" -eq 1 ] || { say "$lines error lines instead of one"; return 1; }
+    [ "$lines" -eq 1 ] ||
+        { say "$lines error lines instead of one, the last: $(grep '^error: ' "$work/err" | tail -n 1)"; return 1; }
     grep '^error: ' "$work/err" | grep -qF -- "$2" || say "the error line does not contain '$2'"
 }
 # refused CODE TEXT NP FLAGS...: checks that the small model's run is refused with this code and
