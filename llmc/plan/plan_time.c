@@ -329,7 +329,8 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
     StepLoad load = {.buckets = plan->buckets,
                      .micro_batches = c->micro_batches,
                      .burst = c->plan_network_burst * 1e6 / (rates.between * mesh->per_node),
-                     .memory = (double)plan->arena_elements * TAIL_BYTES / rates.memory};
+                     .memory = (double)plan->arena_elements * TAIL_BYTES / rates.memory,
+                     .waits_for_update = parts_momentum_bytes(mesh, zero) > 0};
     load.bucket = xcalloc((size_t)load.buckets, sizeof(BucketLoad), "times of buckets");
     for (int b = 0; b < load.buckets; b++) load.bucket[b] = load_of_bucket(&traffic, b, mesh, zero, rates);
     distribute_compute(&load, c, mesh, rates);

@@ -72,6 +72,7 @@ static void update(Clock *clock, const StepLoad *load) {
         double crossed = carry(&between, updated, bucket->weight_between);
         clock->weights[b] = carry(&inside, crossed, bucket->weight_inside);
     }
+    if (load->waits_for_update) clock->now = fmax(clock->now, updated);
     clock->held[0] = clock->held[1] = -1;
 }
 

@@ -38,6 +38,7 @@ typedef struct StepLoad {
     double waits;              // exposed communication of tensor parallelism, per micro-batch
     double memory;             // memory traffic after backward, per step; overlaps with nothing
     double burst;              // token bucket of the inter-node links (see above)
+    bool waits_for_update;     // forward begins after the whole update, not bucket by bucket
 } StepLoad;
 
 // Returns the time of a step in the steady state, without outer syncs.

@@ -374,7 +374,9 @@ void muon_free(Muon *muon) {
 void muon_updated(const Base *base, const Muon *muon) {
     if (!muon->gathered) return;
     event_record(muon->gathered, muon->host ? muon->host->stream : base->lanes->last);
+    timer_start(base->timers, TIMER_EXPOSED_WEIGHTS, base->compute);
     stream_wait(base->compute, muon->gathered);
+    timer_stop(base->timers, TIMER_EXPOSED_WEIGHTS, base->compute);
 }
 
 void muon_start_on_host(const Base *base, Muon *muon, QwdHost *host, DiskState *disk) {

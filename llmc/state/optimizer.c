@@ -364,7 +364,8 @@ const OptimizerStore optimizer_host = {.on_host = true,
 
 static void reserve_on_disk(const Base *base, Optimizer *o, MemoryPlan *memory_plan) {
     const WeightFormat *format = &base->weight_format;
-    int group = codec_grouped(format->codec) ? format->group : HADAMARD_ORDER;
+    // Without other ranks nothing is quantized, and buckets are not aligned to groups.
+    int group = base->state->dp > 1 && codec_grouped(format->codec) ? format->group : HADAMARD_ORDER;
     o->disk = xcalloc(1, sizeof *o->disk, "the optimizer's file");
     o->disk->momentum_bf16 = base->config->exp_avg_dtype == MOMENT_BF16;
     disk_plan(o->disk, base->state, base_state_shard(base), group, DISK_CHUNK_ELEMENTS);

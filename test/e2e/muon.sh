@@ -169,6 +169,9 @@ offloaded() { # NAME NP FLAGS...
     done
 }
 check "offload, one rank" offloaded one_off 1 --muon-nesterov
+# The default --wq-group-size does not divide the sizes of these matrices.
+check "offload, one rank, quantized weights" offloaded odd_off 1 --quantized-weights --hidden-size 96 \
+    --num-attention-heads 4
 check "offload, SDP4Bit, nodes of two" offloaded sdp4bit_off 4 "${two_by_two[@]}" "${paper[@]}" "${small[@]}"
 check "offload, ZeRO-3, background saves" offloaded sharded_off 2 --async-save \
     --data-parallel-sharding-strategy optim_grads_params

@@ -183,8 +183,9 @@ static void refused_elements_keep_their_values(void **state) {
     free(m);
 }
 
-// Rounding every step to bf16 (at most 2^-9 of a value) adds up to at most 2^-9 / (1 - mu) of the
-// largest momentum so far.
+// Rounding every step to bf16 (at most 2^-8 of a value) adds up to at most 2^-8 / (1 - mu) of the
+// largest momentum so far. Constant gradients come closest to it: once a step changes the momentum
+// by less than its rounding error, it stands still.
 static void momentum_in_bf16_stays_close(void **state) {
     Matrix *wide = xcalloc(1, sizeof *wide, "a matrix"), *narrow = xcalloc(1, sizeof *narrow, "a matrix");
     uint16_t momentum[256] = {0};
@@ -196,7 +197,8 @@ static void momentum_in_bf16_stays_close(void **state) {
     double worst = 0;
     for (int step = 1; step <= 200; step++) {
         float direction[256];
-        for (int i = 0; i < 256; i++) wide->grads[i] = narrow->grads[i] = value_of(step, i) + 0.25f;
+        for (int i = 0; i < 256; i++)
+            wide->grads[i] = narrow->grads[i] = i ? value_of(step, i) + 0.25f : 1.038f;
         kernel_muon_momentum(NULL, &a, 256, NULL);
         kernel_muon_momentum(NULL, &b, 256, direction);
         for (int i = 0; i < 256; i++) {
@@ -204,11 +206,11 @@ static void momentum_in_bf16_stays_close(void **state) {
             assert_true(direction[i] == found);  // U is the rounded momentum
             largest[i] = fmaxf(largest[i], fabsf(found));
             double error = fabs((double)found - wide->momentum[i]);
-            if (error > 0x1p-9 / 0.1 * 1.001 * largest[i]) fail_msg("step %d: %g", step, error);
+            if (error > 0x1p-8 / 0.1 * 1.001 * largest[i]) fail_msg("step %d: %g", step, error);
             worst = fmax(worst, error);
         }
     }
-    assert_true(worst > 0x1p-10);  // of values up to about 0.5
+    assert_true(worst > 0x1p-9 / 0.1);  // of the constant one
     free(wide);
     free(narrow);
 }

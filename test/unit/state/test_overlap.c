@@ -67,7 +67,7 @@ typedef struct Recording {
 static void parse_flags(Recording *r) {
     char chunks[8], batch[8];
     int T = r->shape.how & TENSOR ? 2 : 1, ranks = r->shape.nodes * r->shape.per_node;
-    const char *flags[64] = {"test",
+    const char *flags[96] = {"test",
                              "--bf16",
                              "--use-distributed-optimizer",
                              "--mock-data",
