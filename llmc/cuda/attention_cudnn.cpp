@@ -366,8 +366,8 @@ State *state_of(Device *device, const Attention *a) {
 Plan *find_plan(Stream *stream, State **state, const Attention *a) {
     Device *device = stream_device(stream);
     const bool packed = is_packed(a);
-    if (a->T == 1) return nullptr;  // cuDNN refuses sequences of one token
-    if (packed && (!a->sequences || !limits_packed(device->deterministic, a->dropout.p > 0, has_window(a))))
+    if (packed &&
+        (!a->sequences || !limits_packed(a->T, device->deterministic, a->dropout.p > 0, has_window(a))))
         return nullptr;
     *state = state_of(device, a);
     if ((*state)->broken) return nullptr;

@@ -55,9 +55,9 @@ static inline bool limits_dense(int T, bool documents) { return !documents && T 
 
 // Returns true if attention uses cuDNN's kernels for packed sequences of any length. In
 // deterministic mode they store the (T, T) gradients of the scores for every sequence. They have no
-// dropout in windows.
-static inline bool limits_packed(bool deterministic, bool dropout, bool window) {
-    return !deterministic && !(dropout && window);
+// dropout in windows, and refuse batches of single tokens.
+static inline bool limits_packed(int T, bool deterministic, bool dropout, bool window) {
+    return T > 1 && !deterministic && !(dropout && window);
 }
 
 // See op_attention_notice.

@@ -34,8 +34,7 @@ static void print_unanswered(const GptDataset *p, FILE *out) {
     fprintf(out,
             " > WARNING: %s: %" PRId64 " of %" PRId64
             " conversations of the %s split are cut before their first answer and add nothing to the loss; "
-            "shorten "
-            "their prompts or use --seq-length %" PRId64 "\n",
+            "shorten their prompts or use --seq-length %" PRId64 "\n",
             p->shard->prefix, p->unanswered_sequences, p->end_sequence - p->first_sequence,
             split_name(p->split), p->answered_length);
 }

@@ -172,7 +172,7 @@ static Fp8Matrix matrix_of(const GPT *gpt, Fp8Operand operand, Fp8Codes codes, c
 static bool scales_itself(const GPT *gpt, const Pass *p, Fp8Operand operand) {
     const Fp8 *f = &gpt->fp8;
     bool begins = f->calibrates && p->first && (p->direction == BACKWARD) == (operand == FP8_GRADIENT);
-    return f->recipe == FP8_TENSORWISE || (f->recipe == FP8_DELAYED && begins);
+    return f->recipe == FP8_TENSORWISE || begins;
 }
 
 // Quantizes x (N, C) into codes (N, C) and transposed (C, N), both optional.

@@ -24,7 +24,7 @@ static const double HOST_MEMORY = 8.2e7;
 enum { DISK_ADAMW_BYTES = 24, DISK_MUON_BYTES = 16, DISK_MUON_BF16_BYTES = 12 };
 // Latency in ms of a tensor-parallel reduction or gather, with one kernel over peer memory and with
 // NCCL (dev/bench/NOTES.md).
-static const double PEER_MESSAGE = 0.025, TENSOR_MESSAGE = 0.042;
+static const double PEER_MESSAGE = 0.025, NCCL_MESSAGE = 0.042;
 // Cost of forward and backward in addition to GEMMs at full rate: memory traffic in bytes per
 // element of a layer's input and per logit, and ms per layer lost in small GEMMs. Fitted to models
 // of 125M to 1.3B parameters on H200s (dev/bench/README.md).
@@ -286,7 +286,7 @@ static void add_waits(StepLoad *load, const Config *c, const Mesh *mesh, Rates r
     double line = stages * mesh->pp.stride <= mesh->per_node ? rates.inside : rates.between;
     bool peer = c->tp_comm_backend != TP_COMM_NCCL && mesh->tp.size <= mesh->per_node &&
                 mesh->tp.size <= COMM_DIRECT_RANKS && !c->quantized_tensor_parallel;
-    double message = (peer ? PEER_MESSAGE : TENSOR_MESSAGE) + tensor_coding_time(c, rates);
+    double message = (peer ? PEER_MESSAGE : NCCL_MESSAGE) + tensor_coding_time(c, rates);
     if (mesh->tp.size > 1)
         load->waits = parts_tensor_bytes(c, mesh) / tensor + parts_tensor_messages(c, mesh) * message;
     if (stages == 1) return;

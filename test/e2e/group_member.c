@@ -111,9 +111,11 @@ static void take(Member *m, const Settings *s, int c, Weights *w) {
     for (double end = monotonic_seconds() + 2 * s->grace;;) {
         bool found = member_take(m, c, false, &closed);
         serve(m, w);
-        if (!found && monotonic_seconds() > end) return;
-        if (!found) nanosleep(&nap, NULL);
-        if (!found) continue;
+        if (!found) {
+            if (monotonic_seconds() > end) return;
+            nanosleep(&nap, NULL);
+            continue;
+        }
         if (closed.missed) {
             printf("missed %d\n", c);
             fetch(m, c, w);

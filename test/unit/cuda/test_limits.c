@@ -82,8 +82,9 @@ static void test_attention(void **state) {
     assert_true(limits_dense(2048, false) && limits_dense(64, false));
     assert_false(limits_dense(2048, true));
     assert_false(limits_dense(2040, false));
-    assert_true(limits_packed(false, true, false) && limits_packed(false, false, true));
-    assert_false(limits_packed(true, false, false) || limits_packed(false, true, true));
+    assert_false(limits_packed(1, false, false, false));  // single tokens
+    assert_true(limits_packed(64, false, true, false) && limits_packed(64, false, false, true));
+    assert_false(limits_packed(64, true, false, false) || limits_packed(64, false, true, true));
     char text[256];
     limits_attention_notice(2048, false, "--deterministic-mode", text, sizeof text);
     assert_string_equal(text, "");
