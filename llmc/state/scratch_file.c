@@ -155,9 +155,11 @@ static void ring_submit(ScratchFile *f, ScratchBlock *block) {
     int result;
     do result = io_uring_submit(ring);
     while (result == -EINTR || result == -EAGAIN || result == -EBUSY);
-    if (result < 0)
+    if (result < 0) {
+        heartbeat_claim_exit(f->site);
         fatal(f->site, EXIT_ENVIRONMENT, "cannot submit transfers of optimizer state in %s: %s; start again",
               f->folder, strerror(-result));
+    }
 }
 
 static ScratchBlock *ring_complete(ScratchFile *f) {
@@ -166,9 +168,11 @@ static ScratchBlock *ring_complete(ScratchFile *f) {
     int result;
     do result = io_uring_wait_cqe(ring, &entry);
     while (result == -EINTR || result == -EAGAIN);
-    if (result < 0)
+    if (result < 0) {
+        heartbeat_claim_exit(f->site);
         fatal(f->site, EXIT_ENVIRONMENT, "cannot wait for optimizer state in %s: %s; start again", f->folder,
               strerror(-result));
+    }
     ScratchBlock *block = (ScratchBlock *)io_uring_cqe_get_data(entry);
     block->result = entry->res;
     io_uring_cqe_seen(ring, entry);
@@ -225,6 +229,7 @@ const ScratchEngine scratch_threads = {threads_open, threads_close, threads_subm
 
 static void transfer_failed(const ScratchFile *f, const ScratchBlock *block, int error) {
     bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
+    heartbeat_claim_exit(f->site);  // other ranks wait for this one and must not report it as dead
     fatal(f->site, EXIT_ENVIRONMENT,
           "cannot %s optimizer state in %s: %s; %s, then resume from the last checkpoint",
           block->write ? "write" : "read", f->folder, error ? strerror(error) : "the file is too short",

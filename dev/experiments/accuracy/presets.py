@@ -19,6 +19,10 @@ def fp8_presets(name, preset):
             for recipe in FP8_RECIPES}
 
 
+# Two pipeline stages that exchange 8 bits per value.
+STAGES = ["--pipeline-model-parallel-size", "2", "--quantized-activations"]
+
+
 def gradient_groups(size):
     return ["--gq-group-size-intra", str(size), "--gq-group-size-inter", str(size)]
 
@@ -49,6 +53,10 @@ PRESETS = {
     "local-0.7-0.9": ("local", ["--outer-lr", "0.7", "--outer-momentum", "0.9"], FOUR[:1]),  # DiLoCo's
     "qwd-nearest": ("qwd", ["--wq-rounding", "nearest"], FOUR[:1]),
     "eden2": ("eden3", ["--gradient-quantization-bits-inter", "2"], FOUR[:1]),
+    "activations8": ("baseline", STAGES, FOUR[:1]),
+    "activations4": ("baseline", [*STAGES, "--activation-quantization-bits-forward", "4",
+                                  "--activation-quantization-bits-backward", "4"], FOUR[:1]),
+    "tensor8": ("baseline", ["--tensor-model-parallel-size", "2", "--quantized-tensor-parallel"], FOUR[:1]),
     **fp8_presets("fp8-", "baseline"),
     **fp8_presets("sdp4bit-fp8-", "sdp4bit"),
 }
@@ -61,6 +69,7 @@ SETS = {
     "paper": ["baseline", "sdp4bit", "qwd", "tlq-hs", "tlq", "ulq", "qw-g2048", "qw-g128", "qw-g32",
               "tlq-hs-g64", "tlq-hs-g512"],
     "fp8": ["baseline", *fp8_presets("fp8-", "")],
+    "layouts": ["baseline", "activations8", "activations4", "tensor8"],
     "sdp4bit-fp8": ["baseline", "sdp4bit", *fp8_presets("sdp4bit-fp8-", "")],
 }
 # FP8 presets and the presets with bf16 linear layers that they must equal.
