@@ -39,11 +39,15 @@ void lora_free(Lora *lora) {
     frozen_free(&lora->frozen);
 }
 
-// Returns the code of the level nearest to x, the lower one if two are equally near.
-static int nf4_code(float x) {
-    int code = 0;
-    while (code + 1 < NF4_LEVELS && x > (nf4_level(code) + nf4_level(code + 1)) / 2) code++;
-    return code;
+// Computes the codes of the levels nearest to n values, the lower one if two are equally near. The
+// inner loop has no branch, so that the compiler can vectorize it.
+static void nf4_codes(const float *x, int n, uint8_t codes[FROZEN_GROUP]) {
+    int code[FROZEN_GROUP] = {0};
+    for (int level = 0; level + 1 < NF4_LEVELS; level++) {
+        float between = (nf4_level(level) + nf4_level(level + 1)) / 2;
+        for (int i = 0; i < n; i++) code[i] += x[i] > between;
+    }
+    for (int i = 0; i < n; i++) codes[i] = (uint8_t)code[i];
 }
 
 static int int8_code(float x) {
@@ -70,10 +74,14 @@ void frozen_quantize(FrozenFormat format, const floatX *values, int64_t n, uint8
         floatX stored = floatX_from_float(format == FROZEN_INT8 ? largest / 127 : largest);
         float scale = floatX_to_float(stored);
         scales[first / FROZEN_GROUP] = stored;
-        for (int64_t i = first; i < end; i++) {
-            float x = scale > 0 ? floatX_to_float(values[i]) / scale : 0.0f;
-            if (format == FROZEN_INT8) codes[i] = (uint8_t)int8_code(x);
-            else codes[i / 2] |= (uint8_t)(nf4_code(x) << (i % 2 ? 0 : 4));
+        int size = (int)(end - first);
+        float x[FROZEN_GROUP];
+        uint8_t code[FROZEN_GROUP];
+        for (int i = 0; i < size; i++) x[i] = scale > 0 ? floatX_to_float(values[first + i]) / scale : 0.0f;
+        if (format == FROZEN_NF4) nf4_codes(x, size, code);
+        for (int i = 0; i < size; i++) {
+            if (format == FROZEN_INT8) codes[first + i] = (uint8_t)int8_code(x[i]);
+            else codes[(first + i) / 2] |= (uint8_t)(code[i] << ((first + i) % 2 ? 0 : 4));
         }
     }
 }
