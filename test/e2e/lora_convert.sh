@@ -39,17 +39,21 @@ same_loss_when_merged() { # NAME: bf16 rounds the merged weights
         { why="loss $a with adapters, $b merged, $c without"; return 1; }
 }
 
-# With peft installed: it loads the adapters, and computes the merged model's logits and the loss and
-# gradients of the run. The corpus repeats a sentence of --seq-length bytes, so that all samples are
-# equal.
+# If peft is installed, it must load the adapters and compute the merged model's logits and the
+# run's loss and gradients. The corpus repeats a sentence of --seq-length bytes, so that all samples
+# are equal.
 sentence='the quick brown fox is not quick '
 sentence=${sentence:0:32}
 make_repeated() {
     printf '{"text": "%s"}\n' "$(for _ in {1..400}; do printf '%s' "$sentence"; done)" >"$work/same.jsonl"
     "$BUILD/preprocess_data" --input "$work/same.jsonl" --tokenizer-type Byte --workers 1 \
-        --output-prefix "$work/same" >/dev/null 2>"$work/err" || not_ok "preprocess" "$(tail -n 1 "$work/err")"
+        --output-prefix "$work/same" >/dev/null 2>"$work/err" ||
+        not_ok "preprocess" "$(tail -n 1 "$work/err")"
 }
-peft() { "$PYTHON" dev/ref/check_peft_loads.py "$@" >"$work/out" 2>&1 || { why=$(tail -n 1 "$work/out"); return 1; }; }
+peft() {
+    "$PYTHON" dev/ref/check_peft_loads.py "$@" >"$work/out" 2>&1 ||
+        { why=$(tail -n 1 "$work/out"); return 1; }
+}
 same_logits_in_peft() { peft "$work/$1.hf.fp32" "$work/$1.peft.fp32" "$work/$1.merged.fp32"; } # NAME
 same_gradients_in_peft() { # NAME: the step after the checkpoint, whose bf16 weights peft loads
     local data=$work/same_text_document tokens
