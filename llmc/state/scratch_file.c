@@ -365,10 +365,11 @@ void scratch_close(ScratchFile *f) {
 
 // --- bandwidth -----------------------------------------------------------------------------------
 
-enum { PIECE = 16 << 20, PIECES = 4 };
+enum { PIECE = 48 << 20, PIECES = 4 };
 
-// Reads and rewrites the whole file. Half of the pieces are being read and half written, like the
-// chunks of an update (disk_state.h). Returns the seconds that it took.
+// Reads and rewrites the whole file. Half of the pieces are being read and half written. Pieces
+// have the size of the chunks of an update (disk_state.h), because smaller ones reach less
+// bandwidth. Returns the seconds that it took.
 static double rewrite(ScratchFile *f, uint8_t *memory, int64_t pieces) {
     double begin = monotonic_seconds();
     for (int64_t next = 0; next < pieces + PIECES / 2; next++) {
@@ -392,7 +393,7 @@ double scratch_bandwidth(const char *path, int64_t bytes, int threads, Peers sel
     if (scratch_claim(&folder, path, 0, self, err) &&
         scratch_open(file, &folder, pieces * PIECE, threads, NULL, NULL, err)) {
         uint8_t *memory = aligned_alloc(SCRATCH_ALIGN, (size_t)PIECES * PIECE);
-        if (!memory) system_error(err, "out of memory: measuring the disk needs 64 MiB");
+        if (!memory) system_error(err, "out of memory: measuring the disk needs 192 MiB");
         else {
             memset(memory, 0x5A, (size_t)PIECES * PIECE);
             rewrite(file, memory, pieces);  // the first writes of a file's blocks take longer
