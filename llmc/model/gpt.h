@@ -4,16 +4,17 @@
 //   gpt.c              parameter table
 //   gpt_memory.c       buffers in the memory plan
 //   gpt_init.c         startup, initial weights, batch upload
-//   transformer.c      forward and backward of the layers, LM head and loss
+//   transformer.c      forward and backward of the layers
 //   lora.c, adapters.c frozen weights and adapters of LoRA (lora.h)
 //   fp8_linear.c       linear layers in FP8
 //   fp8_scaling.c      scales and histories of delayed scaling
 //   tensor_parallel.c  reductions and gathers of tensor and sequence parallelism
+//                      (tensor_parallel.h)
 //   tensor_codes.c     the same in 8 bits
 //   micro_batches.c    the passes of a step in pipeline order
 //   stage_messages.c   messages between pipeline stages
 //   tied_embedding.c   gradient of tied embeddings across pipeline stages
-//   head_scores.c      log-likelihoods for --eval-tasks
+//   lm_head.c          LM head and loss, log-likelihoods for --eval-tasks
 //   next_logits.c      logits of the next token, for sampling
 //
 // Called by train_gpt.c, llmc/run, dev/ and tests.
@@ -34,99 +35,13 @@
 #include "llmc/log/timers.h"
 #include "llmc/model/lora.h"
 #include "llmc/model/pipeline_schedule.h"
+#include "llmc/model/tensor_parallel.h"
 #include "llmc/ops_fp8.h"
 #include "llmc/ranks/peers.h"
 #include "llmc/state/fp8_state.h"
 #include "llmc/state/zero.h"
 #include "sdp4bit/activations.h"
 LLMC_BEGIN
-
-// --- tensor_parallel.c ---------------------------------------------------------------------------
-
-// Collectives of tensor parallelism (Megatron-LM, arXiv 1909.08053) and sequence parallelism (arXiv
-// 2205.05198). Every rank of the group holds some attention heads, some columns of the feed-forward
-// layer and some vocabulary rows. Row-parallel GEMMs produce partial sums, which are reduced here.
-//
-// Rows refer to the flattened (B*T) micro-batch. Between the GEMMs every rank holds all rows;
-// with --sequence-parallel rank t holds only the t-th of equal blocks. Sums are computed in fp32 in
-// rank order and rounded once, so they are bitwise identical on every rank, backend and run.
-//
-// Collectives run on their own stream, `side`, after the work queued on the compute stream so far.
-// The compute stream waits for `side` before it uses the results or reuses the buffers.
-//
-// Unless --tp-comm-backend is nccl, collectives whose buffers are in `shared` are single kernels
-// (comm_open_direct). Their results are the same.
-
-enum { TP_SHARED = 3 };  // partial sums of forward and of backward, gathered rows
-
-typedef struct TensorParallel {
-    const Group *group;  // size 1: no tensor parallelism
-    bool sequence;       // --sequence-parallel
-    int C;
-    floatX *parts;  // (N, C) device memory for the blocks of rows received from other ranks
-    bool peer;      // tries peer memory: --tp-comm-backend auto or peer
-    void *flags;    // (COMM_FLAG_BYTES) for comm_open_direct; only if `peer`
-    CommPiece shared[TP_SHARED];
-    Error not_direct;        // why comm_open_direct failed; code 0 if it did not
-    Stream *compute, *side;  // side NULL: collectives run on `compute`
-    Event *queued, *gathered, *reduced;
-    // --quantized-tensor-parallel (tensor_codes.c)
-    bool coded;        // training passes send codes
-    bool sends_codes;  // --quantized-tensor-parallel in a training pass
-    ActivationFormat format;
-    ActivationScratch scratch;  // for (N, C); used on the stream of the collectives
-    uint8_t *send, *recv;       // (ranks) messages of N / ranks rows
-} TensorParallel;
-
-// Creates `side` and the events, and maps `shared` if `peer` is set. No-op without tensor
-// parallelism. Collective over the group.
-void tp_open(TensorParallel *tp, Device *device);
-// Ends what tp_open has started. All work on `side` must be complete. No-op unless opened.
-// Collective over the group.
-void tp_close(TensorParallel *tp);
-
-// Called at the start of a pass. Training passes send codes with --quantized-tensor-parallel.
-static inline void tp_begin_pass(TensorParallel *tp, bool training) {
-    tp->sends_codes = tp->coded && training;
-}
-
-// Returns the range of rows, of N in total, that this rank holds between GEMMs.
-Rows tp_rows(const TensorParallel *tp, int64_t N);
-// Sums `partial` (N, C) over the ranks and adds the bias (C) unless it is NULL. `out` gets all rows
-// (all-reduce), or only this rank's rows with sequence parallelism (reduce-scatter). It may alias
-// `partial`. N must be a multiple of the group's size.
-void tp_reduce(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out, int64_t N);
-// tp_reduce in two halves, to overlap it with compute.
-void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
-                     int64_t N);
-void tp_reduce_wait(const TensorParallel *tp);
-// All-gathers the ranks' rows `own` into `whole` (N, C) and returns it. Without sequence
-// parallelism returns `own` and sends nothing.
-const floatX *tp_gather(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N);
-const floatX *tp_gather_begin(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N);
-// All-gathers `bytes` bytes of every rank into `whole`, in rank order. Only with sequence
-// parallelism.
-void tp_gather_bytes_begin(const TensorParallel *tp, const void *own, void *whole, size_t bytes);
-void tp_gather_wait(const TensorParallel *tp);
-// In-place all-gather of `bytes` bytes per rank. Each rank has filled its slot of the buffer, at
-// offset rank * bytes.
-void tp_exchange(const TensorParallel *tp, void *buffer, size_t bytes);
-// All-reduces sums (n) in rank order, so that the result is bitwise identical on all ranks.
-// scratch: `bytes` bytes of device memory, at least 4 per rank.
-void tp_sum(const TensorParallel *tp, float *sums, int64_t n, void *scratch, size_t bytes);
-
-// --- tensor_codes.c: reductions and gathers in 8 bits --------------------------------------------
-
-// Returns the format of their messages.
-ActivationFormat tp_format(const Config *config);
-// Reserves buffers for N rows in the memory plan, and uploads tables. No-op unless tp->coded.
-void tp_reserve_codes(TensorParallel *tp, int64_t N, MemoryPlan *plan);
-void tp_start_codes(const TensorParallel *tp, int64_t N);
-// tp_reduce and tp_gather on stream `s`. The gather also works without sequence parallelism. `own`
-// may be this rank's rows of `whole`.
-void tp_reduce_codes(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
-                     int64_t N, Stream *s);
-void tp_gather_codes(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N, Stream *s);
 
 // --- state of FP8 linear layers (functions below) ------------------------------------------------
 
@@ -431,10 +346,6 @@ bool gpt_heads(const GPT *gpt, const Pass *pass);
 // previous stage. The output is gpt->lnf.y (after the final norm) if the chunk ends with the LM
 // head, else the last residual[] of the slot.
 void gpt_forward(GPT *gpt, const Pass *pass);
-// Computes logits and losses and adds loss_scale * (sum of the losses) to the loss accumulator of
-// ZeRO. If pass->backward is set, also computes the gradients of the LM head. No-op unless the
-// chunk ends with the LM head.
-void gpt_head(GPT *gpt, const Pass *pass);
 // Backpropagates through the chunk, from the gradients of gpt_head or, if the LM head is in a later
 // chunk, from the output's gradient in dresidual. Leaves the input's gradient in dresidual.
 void gpt_backward(GPT *gpt, const Pass *pass);
@@ -553,15 +464,16 @@ void gpt_add_head_words(const GPT *gpt);
 // if one stage has both the embeddings and the LM head. Collective over mesh->embedding.
 void gpt_exchange_words(const GPT *gpt);
 
-// --- head_scores.c: --eval-tasks -----------------------------------------------------------------
+// --- lm_head.c -----------------------------------------------------------------------------------
 
+// Computes logits and losses and adds loss_scale * (sum of the losses) to the loss accumulator of
+// ZeRO. If pass->backward is set, also computes the gradients of the LM head. No-op unless the
+// chunk ends with the LM head.
+void gpt_head(GPT *gpt, const Pass *pass);
 // Returns the shortest sequence length of --eval-tasks micro-batches: T, halved as long as the
 // result stays a multiple of 64, which cuDNN's attention requires. A micro-batch of shorter
 // sequences has more of them, so that its number of tokens, B * T, stays the same.
 int gpt_shortest_length(const GPT *gpt);
-// Computes pass->scores with the weights and targets in `head`. The scores are valid after the
-// stream has been synchronized.
-void gpt_head_scores(const GPT *gpt, const Pass *pass, const Head *head);
 
 // --- micro_batches.c: the passes of a step -------------------------------------------------------
 //

@@ -1,5 +1,5 @@
-// Reductions and gathers of tensor parallelism in 8 bits (--quantized-tensor-parallel): see gpt.h.
-// Called by tensor_parallel.c.
+// Reductions and gathers of tensor parallelism in 8 bits (--quantized-tensor-parallel): see
+// tensor_parallel.h. Called by tensor_parallel.c.
 //
 //   reduce     each rank encodes one message per rank -> all-to-all -> decode, sum in rank order,
 //              add the bias; without sequence parallelism a gather follows
@@ -10,7 +10,7 @@
 // repeats the first one bit by bit.
 #include <assert.h>
 
-#include "llmc/model/gpt.h"
+#include "llmc/model/tensor_parallel.h"
 
 ActivationFormat tp_format(const Config *config) {
     return (ActivationFormat){CODEC_INT8, config->aq_group_size, ROUND_NEAREST};

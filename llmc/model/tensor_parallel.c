@@ -1,5 +1,5 @@
-// Reductions and gathers of tensor parallelism: see gpt.h.
-#include "llmc/model/gpt.h"
+// Reductions and gathers of tensor parallelism: see tensor_parallel.h.
+#include "llmc/model/tensor_parallel.h"
 
 #include <assert.h>
 

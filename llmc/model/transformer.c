@@ -1,6 +1,6 @@
 // Forward and backward pass of the transformer: GPT-2 and Llama as Megatron-LM trains them.
 //
-//   embedding -> L x layer -> final norm -> LM head and loss
+//   embedding -> L x layer -> final norm -> LM head and loss (lm_head.c)
 //   layer: x += attention(norm1(x)); x += mlp(norm2(x))
 //
 // Variants: LayerNorm or RMSNorm, learned or rotary positions, tanh GELU or SwiGLU, tied or untied
@@ -393,52 +393,6 @@ void gpt_forward(GPT *gpt, const Pass *p) {
         row_parallel_forward(gpt, p, l, LINEAR_FC2, &o.fc2);
     }
     op_layernorm_forward(gpt->stream, &final);
-}
-
-// --- LM head and loss ----------------------------------------------------------------------------
-
-// Runs the vocabulary-parallel LM head, one chunk of rows at a time. Every rank computes the logits
-// of its columns, and the ranks exchange the softmax statistics of each row (maximum and sum over
-// their columns).
-static void vocabulary_parallel_head(const GPT *gpt, Head *h) {
-    int64_t chunk = op_head_chunk_rows(h->N, h->rows);
-    h->all = gpt->statistics;
-    h->ranks = gpt->mesh->tp.size;
-    for (int64_t row = 0; row < h->N; row += chunk) {
-        int64_t rows = h->N - row < chunk ? h->N - row : chunk;
-        h->own = gpt->statistics + gpt->mesh->tp.rank * rows;
-        op_head_logits(gpt->stream, h, row, rows);
-        tp_exchange(&gpt->tp, gpt->statistics, (size_t)rows * sizeof(HeadStatistics));
-        op_head_gradients(gpt->stream, h, row, rows);
-    }
-    op_loss_sum(gpt->stream, h);
-    if (h->dx) tp_reduce(&gpt->tp, h->dx, NULL, h->dx, h->N);
-}
-
-void gpt_head(GPT *gpt, const Pass *p) {
-    if (!gpt_heads(gpt, p)) return;
-    const Tensor *words = &gpt->tensor[gpt->output];
-    const MicroBatch *m = slot_of(gpt, p);
-    zero_weights_wait(gpt->zero, 0, -1, false);
-    Head h = {.N = pass_rows(p),
-              .C = gpt->C,
-              .first_row = (int)words->offset,
-              .rows = (int)words->local[0],
-              .x = gather(gpt, p, gpt->lnf.y),
-              .wte = gpt_weight(gpt, gpt->output),
-              .targets = m->targets,
-              .loss_mask = p->has_loss_mask ? m->loss_mask : NULL,
-              .loss_scale = p->loss_scale,
-              .losses = gpt->losses,
-              .loss_sum = zero_loss_sum(gpt->zero),
-              .dx = p->backward ? gpt->dx : NULL,
-              .dwte = p->backward ? gpt_grad(gpt, gpt->output) : NULL,
-              .overwrite = p->first,
-              .workspace = gpt->workspace,
-              .report_scale = p->report_scale};
-    if (p->scores) gpt_head_scores(gpt, p, &h);
-    else if (is_tensor_parallel(gpt)) vocabulary_parallel_head(gpt, &h);
-    else op_head(gpt->stream, &h);
 }
 
 // --- backward ------------------------------------------------------------------------------------
