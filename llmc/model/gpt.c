@@ -236,6 +236,7 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->tp.sequence = config->sequence_parallel && ranks > 1;
     gpt->tp.peer = config->tp_comm_backend != TP_COMM_NCCL && ranks > 1;
     gpt->tp.C = gpt->C;
+    gpt->tp.block_bytes = tp_splits_rows(config) ? TP_BLOCK_BYTES : 0;
     gpt->tp.coded = config->quantized_tensor_parallel && ranks > 1;
     gpt->tp.format = tp_format(config);
     fp8_describe(gpt, config);

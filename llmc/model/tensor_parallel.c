@@ -8,17 +8,18 @@ void tp_open(TensorParallel *tp, Device *device) {
     tp->side = stream_create_urgent(device, "tensor parallel");
     tp->queued = event_create(device);
     tp->gathered = event_create(device);
-    tp->reduced = event_create(device);
+    for (int i = 0; i < TP_BLOCKS; i++) tp->reduced[i] = event_create(device);
     if (tp->peer) comm_open_direct(tp->group, tp->flags, tp->shared, TP_SHARED, &tp->not_direct);
 }
 
 void tp_close(TensorParallel *tp) {
     if (!tp->side) return;
-    stream_synchronize(tp->side);  // its kernels use the memory that comm_close_direct unmaps
+    stream_synchronize(tp->compute);  // it waits for events on `side`
+    stream_synchronize(tp->side);     // its kernels use the memory that comm_close_direct unmaps
     comm_close_direct(tp->group);
     event_destroy(tp->queued);
     event_destroy(tp->gathered);
-    event_destroy(tp->reduced);
+    for (int i = 0; i < TP_BLOCKS; i++) event_destroy(tp->reduced[i]);
     stream_destroy(tp->side);
     tp->side = NULL;
 }
@@ -45,6 +46,42 @@ Rows tp_rows(const TensorParallel *tp, int64_t N) {
     return (Rows){tp->group->rank * block, block};
 }
 
+bool tp_splits_rows(const Config *c) {
+    return c->tensor_model_parallel_size > 1 && !c->sequence_parallel && !c->quantized_tensor_parallel &&
+           !config_fp8_on(c) && !c->lora_rank;
+}
+
+RowBlocks tp_row_blocks(const TensorParallel *tp, int64_t N) {
+    int64_t half = N / 2 / tp->group->size * tp->group->size, row = tp->C * (int64_t)sizeof(floatX);
+    bool splits = tp->block_bytes > 0 && half > 0 && half * row >= tp->block_bytes;
+    if (!splits) return (RowBlocks){1, {{0, N}}};
+    return (RowBlocks){2, {{0, half}, {half, N - half}}};
+}
+
+void tp_norm_rows(LayerNorm *n, Rows rows) {
+    int64_t at = rows.first * n->C;
+    n->x += at;
+    n->y += at;
+    if (n->residual) n->residual += at;
+    if (n->branch) n->branch += at;
+    n->mean += rows.first;
+    n->rstd += rows.first;
+    n->rows = rows;
+}
+
+void tp_linear_rows(Linear *a, Rows rows) {
+    a->x += rows.first * a->C;
+    a->y += rows.first * a->OC;
+    if (a->pre) a->pre += rows.first * a->OC;
+    a->N = rows.count;
+}
+
+void tp_swiglu_rows(Swiglu *a, Rows rows) {
+    a->pre += rows.first * 2 * a->F;
+    a->y += rows.first * a->F;
+    a->N = rows.count;
+}
+
 // Reduce-scatter by an all-to-all and a local sum: each rank sums one block of rows. Without
 // sequence parallelism, an all-gather of the sums follows.
 static void reduce_in_steps(const TensorParallel *tp, const CommReduce *a, Stream *s) {
@@ -66,7 +103,7 @@ static void reduce_in_steps(const TensorParallel *tp, const CommReduce *a, Strea
 }
 
 void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
-                     int64_t N) {
+                     int64_t N, int block) {
     assert(N % tp->group->size == 0);
     Stream *s = begin(tp);
     CommReduce reduce = {.partial = partial,
@@ -78,14 +115,14 @@ void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floa
                          .scatter = tp->sequence};
     if (tp->sends_codes) tp_reduce_codes(tp, partial, bias, out, N, s);
     else if (!comm_reduce_direct(tp->group, &reduce, s)) reduce_in_steps(tp, &reduce, s);
-    done(tp, tp->reduced);
+    done(tp, tp->reduced[block]);
 }
 
-void tp_reduce_wait(const TensorParallel *tp) { wait_for(tp, tp->reduced); }
+void tp_reduce_wait(const TensorParallel *tp, int block) { wait_for(tp, tp->reduced[block]); }
 
 void tp_reduce(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out, int64_t N) {
-    tp_reduce_begin(tp, partial, bias, out, N);
-    tp_reduce_wait(tp);
+    tp_reduce_begin(tp, partial, bias, out, N, 0);
+    tp_reduce_wait(tp, 0);
 }
 
 void tp_gather_bytes_begin(const TensorParallel *tp, const void *own, void *whole, size_t bytes) {
@@ -137,6 +174,6 @@ void tp_sum(const TensorParallel *tp, float *sums, int64_t n, void *scratch, siz
         comm_all_gather(tp->group, parts, part, s);
         op_add_parts(s, sums + at, parts, count, tp->group->size);
     }
-    done(tp, tp->reduced);
-    wait_for(tp, tp->reduced);
+    done(tp, tp->reduced[0]);
+    wait_for(tp, tp->reduced[0]);
 }

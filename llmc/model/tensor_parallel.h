@@ -12,7 +12,12 @@
 // rank order and rounded once, so they are bitwise identical on every rank, backend and run.
 //
 // Collectives run on their own stream, `side`, after the work queued on the compute stream so far.
-// The compute stream waits for `side` before it uses the results or reuses the buffers.
+// The compute stream waits for `side` before it uses the results or reuses the buffers. All ranks
+// queue the same collectives in the same order, and collectives of a group never run concurrently.
+//
+// Row blocks: without sequence parallelism, forward splits a large micro-batch into two blocks of
+// rows. From the attention output to the next layer's queries, keys and values, each block is
+// processed on its own, so that the reduction of one overlaps with the products of the other.
 //
 // Unless --tp-comm-backend is nccl, collectives whose buffers are in `shared` are single kernels
 // (comm_open_direct). Their results are the same.
@@ -26,7 +31,20 @@
 #include "sdp4bit/activations.h"
 LLMC_BEGIN
 
-enum { TP_SHARED = 3 };  // partial sums of forward and of backward, gathered rows
+enum {
+    TP_SHARED = 3,  // partial sums of forward and of backward, gathered rows
+    TP_BLOCKS = 2,  // most row blocks
+    // Least bytes of a row block. An all-reduce of 2 MiB over peer memory takes about 16 us on two
+    // H100s, of which 9 do not depend on the size (dev/bench/NOTES.md). The products that follow in
+    // the other block take about as long.
+    TP_BLOCK_BYTES = 2 << 20
+};
+
+// The blocks of rows that forward processes one after the other.
+typedef struct RowBlocks {
+    int count;
+    Rows rows[TP_BLOCKS];
+} RowBlocks;
 
 typedef struct TensorParallel {
     const Group *group;  // size 1: no tensor parallelism
@@ -38,7 +56,8 @@ typedef struct TensorParallel {
     CommPiece shared[TP_SHARED];
     Error not_direct;        // why comm_open_direct failed; code 0 if it did not
     Stream *compute, *side;  // side NULL: collectives run on `compute`
-    Event *queued, *gathered, *reduced;
+    Event *queued, *gathered, *reduced[TP_BLOCKS];
+    int64_t block_bytes;  // least bytes of a row block; 0: forward does not split the rows
     // --quantized-tensor-parallel (tensor_codes.c)
     bool coded;        // training passes send codes
     bool sends_codes;  // --quantized-tensor-parallel in a training pass
@@ -50,7 +69,7 @@ typedef struct TensorParallel {
 // Creates `side` and the events, and maps `shared` if `peer` is set. No-op without tensor
 // parallelism. Collective over the group.
 void tp_open(TensorParallel *tp, Device *device);
-// Ends what tp_open has started. All work on `side` must be complete. No-op unless opened.
+// Waits for `compute` and `side`, and ends what tp_open has started. No-op unless opened.
 // Collective over the group.
 void tp_close(TensorParallel *tp);
 
@@ -61,14 +80,26 @@ static inline void tp_begin_pass(TensorParallel *tp, bool training) {
 
 // Returns the range of rows, of N in total, that this rank holds between GEMMs.
 Rows tp_rows(const TensorParallel *tp, int64_t N);
+// Returns true if forward may split the rows. It may not if something depends on all rows: scales
+// and transposed blocks of FP8, LoRA's adapters, and the groups of --quantized-tensor-parallel.
+// With sequence parallelism, reduce-scatters would give each rank rows of both blocks.
+bool tp_splits_rows(const Config *config);
+// Returns the row blocks of N rows. Their sizes are multiples of the group's size, as is N.
+RowBlocks tp_row_blocks(const TensorParallel *tp, int64_t N);
+// Limit an op of forward to some of its rows.
+void tp_norm_rows(LayerNorm *n, Rows rows);
+void tp_linear_rows(Linear *a, Rows rows);
+void tp_swiglu_rows(Swiglu *a, Rows rows);
 // Sums `partial` (N, C) over the ranks and adds the bias (C) unless it is NULL. `out` gets all rows
 // (all-reduce), or only this rank's rows with sequence parallelism (reduce-scatter). It may alias
 // `partial`. N must be a multiple of the group's size.
 void tp_reduce(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out, int64_t N);
-// tp_reduce in two halves, to overlap it with compute.
+// tp_reduce in two halves, to overlap it with compute, for the N rows of row block `block` (0 if
+// the rows are not split). tp_reduce_wait waits for the latest reduction of the block, if any.
+// `side` may read the bias until then.
 void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
-                     int64_t N);
-void tp_reduce_wait(const TensorParallel *tp);
+                     int64_t N, int block);
+void tp_reduce_wait(const TensorParallel *tp, int block);
 // All-gathers the ranks' rows `own` into `whole` (N, C) and returns it. Without sequence
 // parallelism returns `own` and sends nothing.
 const floatX *tp_gather(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N);

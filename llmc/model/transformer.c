@@ -8,8 +8,8 @@
 // comments.
 //
 // Tensor parallelism splits the heads, the feed-forward layer and the vocabulary. A rank then
-// computes partial sums, which the functions of tensor_parallel.c reduce. Pipeline parallelism
-// splits the layers.
+// computes partial sums, which the functions of tensor_parallel.c reduce, in forward one block of
+// rows at a time. Pipeline parallelism splits the layers.
 //
 // The hidden state between layers is the residual stream. The addition x += branch is fused into
 // the norm that follows it: a layer leaves its MLP output in gpt->branch, and the first norm of the
@@ -286,6 +286,21 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
     return o;
 }
 
+// Returns the ops of forward for row block i. Attention and the ops before it keep all rows.
+static LayerOps ops_of_block(const LayerOps *all, const RowBlocks *blocks, int i) {
+    LayerOps o = *all;
+    Rows rows = blocks->rows[i];
+    if (blocks->count == 1) return o;
+    tp_norm_rows(&o.norm1, rows);
+    tp_norm_rows(&o.norm2, rows);
+    tp_linear_rows(&o.qkv, rows);
+    tp_linear_rows(&o.projection, rows);
+    tp_linear_rows(&o.fc1, rows);
+    tp_linear_rows(&o.fc2, rows);
+    if (o.swiglu.N) tp_swiglu_rows(&o.swiglu, rows);
+    return o;
+}
+
 // --- forward -------------------------------------------------------------------------------------
 
 // All-gathers the rows of `own` before a GEMM with sequence parallelism; otherwise returns `own`.
@@ -300,9 +315,11 @@ static void linear_forward(const GPT *gpt, const Pass *p, int l, LayerLinear whi
     else op_linear_forward(gpt->stream, &linear);
 }
 
-// Runs a row-parallel linear (projection, fc2). Every rank computes a partial sum over its input
-// columns. The partial sums are all-reduced (or reduce-scattered), and the bias is added once.
-static void row_parallel_forward(const GPT *gpt, const Pass *p, int l, LayerLinear which, const Linear *a) {
+// Runs a row-parallel linear (projection, fc2) for a row block. Every rank computes a partial sum
+// over its input columns. The partial sums are all-reduced (or reduce-scattered), and the bias is
+// added once. Ends with tp_reduce_wait.
+static void row_parallel_begin(const GPT *gpt, const Pass *p, int l, LayerLinear which, const Linear *a,
+                               int block) {
     if (!is_tensor_parallel(gpt)) {
         linear_forward(gpt, p, l, which, a);
         return;
@@ -310,7 +327,7 @@ static void row_parallel_forward(const GPT *gpt, const Pass *p, int l, LayerLine
     Linear part = *a;
     part.bias = NULL;
     linear_forward(gpt, p, l, which, &part);
-    tp_reduce(&gpt->tp, part.y, a->bias, part.y, a->N);
+    tp_reduce_begin(&gpt->tp, part.y, a->bias, part.y, a->N, block);
 }
 
 // Makes the output `own` of a norm the input of a column-parallel linear: all-gathers it with
@@ -340,24 +357,45 @@ static void norm_forward(const GPT *gpt, const Pass *p, int l, LayerLinear which
     op_layernorm_forward(gpt->stream, &n);
 }
 
-// Runs a layer up to the MLP's activation, without the last GEMM (fc2). This computes all
-// activations that the backward pass needs, so recomputation calls it too.
-static void layer_forward_to_activation(const GPT *gpt, const Pass *p, int l, const LayerOps *o) {
+// Runs norm1 and QKV. Before the last block, waits for all reductions of the previous layer. They
+// read its biases, so the weights of the next layer, which take the same memory, come only then.
+static void qkv_forward(const GPT *gpt, const Pass *p, int l, const LayerOps *o, const RowBlocks *blocks,
+                        bool recomputes) {
+    for (int i = 0; i < blocks->count; i++) {
+        LayerOps b = ops_of_block(o, blocks, i);
+        tp_reduce_wait(&gpt->tp, i);
+        if (!recomputes && i == blocks->count - 1) wait_for_layer(gpt, p, l, false);
+        norm_forward(gpt, p, l, LINEAR_QKV, &b.norm1);
+        column_parallel_input(gpt, p, l, LINEAR_QKV, &b.qkv, b.norm1.y);
+        linear_forward(gpt, p, l, LINEAR_QKV, &b.qkv);
+    }
+}
+
+// Runs a layer and starts the reductions of its output. Recomputation for the backward pass leaves
+// out the last GEMM (fc2), which computes no activation that backward needs.
+static void layer_forward(const GPT *gpt, const Pass *p, int l, const LayerOps *o, bool recomputes) {
     Stream *s = gpt->stream;
-    norm_forward(gpt, p, l, LINEAR_QKV, &o->norm1);
-    column_parallel_input(gpt, p, l, LINEAR_QKV, &o->qkv, o->norm1.y);
-    linear_forward(gpt, p, l, LINEAR_QKV, &o->qkv);
+    RowBlocks blocks = tp_row_blocks(&gpt->tp, pass_rows(p));
+    qkv_forward(gpt, p, l, o, &blocks, recomputes);
     if (gpt->qk_norm) op_head_norm_forward(s, &o->heads);
     if (gpt->rotary) op_rope(s, &o->rope);
     if (gpt->cache) op_cache_append(s, &o->cached);
     if (p->start) op_cached_attention(s, &o->cached);
     else op_attention_forward(s, &o->attention);
     fp8_quantize_input(gpt, p, l, LINEAR_PROJ, &o->projection, o->projection.x, FP8_OF_X);
-    row_parallel_forward(gpt, p, l, LINEAR_PROJ, &o->projection);
-    norm_forward(gpt, p, l, LINEAR_FC1, &o->norm2);
-    column_parallel_input(gpt, p, l, LINEAR_FC1, &o->fc1, o->norm2.y);
-    linear_forward(gpt, p, l, LINEAR_FC1, &o->fc1);
-    activate(gpt, p, l, o);
+    for (int i = 0; i < blocks.count; i++) {
+        LayerOps b = ops_of_block(o, &blocks, i);
+        row_parallel_begin(gpt, p, l, LINEAR_PROJ, &b.projection, i);
+    }
+    for (int i = 0; i < blocks.count; i++) {
+        LayerOps b = ops_of_block(o, &blocks, i);
+        tp_reduce_wait(&gpt->tp, i);
+        norm_forward(gpt, p, l, LINEAR_FC1, &b.norm2);
+        column_parallel_input(gpt, p, l, LINEAR_FC1, &b.fc1, b.norm2.y);
+        linear_forward(gpt, p, l, LINEAR_FC1, &b.fc1);
+        activate(gpt, p, l, &b);
+        if (!recomputes) row_parallel_begin(gpt, p, l, LINEAR_FC2, &b.fc2, i);
+    }
 }
 
 // Runs the vocabulary-parallel embedding: every rank looks up the rows that it holds, and the
@@ -388,10 +426,10 @@ void gpt_forward(GPT *gpt, const Pass *p) {
     }
     for (int l = gpt_first_layer(gpt, p); l < gpt_end_layer(gpt, p); l++) {
         LayerOps o = layer_ops(gpt, l, p);
-        wait_for_layer(gpt, p, l, false);
-        layer_forward_to_activation(gpt, p, l, &o);
-        row_parallel_forward(gpt, p, l, LINEAR_FC2, &o.fc2);
+        zero_weights_wait(gpt->zero, gpt_layer_unit(gpt, l), -1, false);
+        layer_forward(gpt, p, l, &o, false);
     }
+    for (int i = 0; i < TP_BLOCKS; i++) tp_reduce_wait(&gpt->tp, i);
     op_layernorm_forward(gpt->stream, &final);
 }
 
@@ -456,10 +494,10 @@ static void column_parallel_backward(const GPT *gpt, const Pass *p, int l, Layer
     if (fp8_gathers(gpt, p, l)) fp8_gather_saved_begin(gpt, p, l, which, a);
     else if (!fp8_layer(gpt, p, l)) tp_gather_begin(&gpt->tp, norm->y, gpt->gathered, pass_rows(p));
     linear_backward(gpt, p, l, which, &input);
-    tp_reduce_begin(&gpt->tp, gpt->dx, NULL, gpt->dx, pass_rows(p));
+    tp_reduce_begin(&gpt->tp, gpt->dx, NULL, gpt->dx, pass_rows(p), 0);
     tp_gather_wait(&gpt->tp);
     linear_backward(gpt, p, l, which, &weights);
-    tp_reduce_wait(&gpt->tp);
+    tp_reduce_wait(&gpt->tp, 0);
 }
 
 // Backpropagates through layer l. On entry dresidual contains the gradient of the residual stream
@@ -478,7 +516,7 @@ static void layer_backward(GPT *gpt, int l, const Pass *p) {
     if (gpt->recompute_full) {
         LayerOps again = o;
         again.norm1.branch = NULL;  // residual[l] already holds the sum
-        layer_forward_to_activation(gpt, p, l, &again);
+        layer_forward(gpt, p, l, &again, true);
     }
     row_parallel_backward(gpt, p, l, LINEAR_FC2, &o.fc2);
     if (gpt->swiglu) {

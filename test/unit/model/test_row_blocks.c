@@ -1,0 +1,287 @@
+// Stream ordering of forward with tensor parallelism in row blocks. The device, the collectives and
+// the ops of forward only record the memory that they read and write on each stream (recording.h),
+// as in test_overlap.c. gpt_forward runs on one of four ranks: two tensor-parallel ranks in each of
+// two data-parallel ones. The tests check that:
+//   - events order any two uses of the same memory of which at least one is a write
+//   - omitting any wait of tensor parallelism is detected as a race
+//   - the reduction of one row block is not ordered with the GEMMs of the other
+#include <mpi.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "llmc/model/gpt.h"
+#include "test/leaks.h"
+#include "test/unit/state/recording.h"
+
+enum { LAYERS = 6, PASSES = 3 };
+
+// --- ops -----------------------------------------------------------------------------------------
+
+static bool direct;  // reductions are single kernels
+
+void op_init_weights(Stream *s, const InitWeights *a) {
+    begin_on(s, "init");
+    writes(s, a->weights, X * a->rows * a->columns);
+}
+void op_embedding_forward(Stream *s, const Embedding *a) {
+    begin_on(s, "embedding");
+    if (a->wte) reads(s, a->wte, X * a->rows * a->C);
+    writes(s, a->x, X * a->B * a->T * a->C);
+}
+void op_layernorm_forward(Stream *s, const LayerNorm *a) {
+    int64_t rows = rows_held(a->rows, a->B, a->T), bytes = X * rows * a->C;
+    begin_on(s, "norm");
+    reads(s, a->gamma, X * a->C);
+    reads(s, a->beta, X * a->C);
+    if (a->branch) reads(s, a->residual, bytes);
+    if (a->branch) reads(s, a->branch, bytes);
+    use(s->device, a->branch ? WRITE : READ, a->x, bytes);
+    writes(s, a->y, bytes);
+    writes(s, a->mean, 4 * rows);
+    writes(s, a->rstd, 4 * rows);
+}
+void op_linear_forward(Stream *s, const Linear *a) {
+    begin_on(s, a->pre ? "fc1" : a->C > a->OC ? "fc2" : a->OC == 2 * a->C ? "projection" : "QKV");
+    reads(s, a->x, X * a->N * a->C);
+    reads(s, a->w, X * a->OC * a->C);
+    if (a->bias) reads(s, a->bias, X * a->OC);
+    writes(s, a->y, X * a->N * a->OC);
+    if (a->pre) writes(s, a->pre, X * a->N * a->OC);
+    writes(s, a->workspace, 1);
+}
+void op_attention_forward(Stream *s, const Attention *a) {
+    int64_t elements = (int64_t)a->B * a->T * a->NH * a->HD;
+    begin_on(s, "attention");
+    reads(s, a->qkv, 3 * X * elements);
+    writes(s, a->out, X * elements);
+    writes(s, a->workspace, 1);
+}
+void op_sum_parts(Stream *s, const SumParts *a) {
+    begin_on(s, "sum");
+    reads(s, a->parts, X * a->ranks * a->n);
+    if (a->bias) reads(s, a->bias, X * a->C);
+    writes(s, a->y, X * a->n);
+}
+bool comm_reduce_direct(const Group *group, const CommReduce *a, Stream *s) {
+    if (!direct) return false;
+    begin_on(s, "reduce");
+    writes(s, &group->comm->order, 1);
+    if (a->bias) reads(s, a->bias, X * a->C);
+    writes(s, a->out, X * a->total);
+    return true;
+}
+bool comm_gather_direct(const Group *group, const void *own, void *whole, size_t bytes, Stream *s) {
+    return false;
+}
+void comm_close_direct(const Group *group) {}
+
+// --- a run ---------------------------------------------------------------------------------------
+
+typedef struct Recording {
+    Device device;
+    Config config;
+    Mesh mesh;
+    MemoryPlan memory_plan;
+    Lanes lanes;
+    Stream *compute;
+    Timers *timers;
+    Comm comm[8];
+    Zero *zero;
+    GPT gpt;
+} Recording;
+
+// strategy: --data-parallel-sharding-strategy.
+static void configure(Recording *r, const char *strategy) {
+    static const char words[] =
+        "test --bf16 --use-distributed-optimizer --mock-data --lr 1e-3 --train-iters 10 --tokenizer-type "
+        "NullTokenizer --make-vocab-size-divisible-by 1 --vocab-size 31 --num-layers 6 --hidden-size 32 "
+        "--num-attention-heads 4 --seq-length 16 --max-position-embeddings 16 --micro-batch-size 2 "
+        "--global-batch-size 4 --ddp-bucket-size 1 --tensor-model-parallel-size 2 "
+        "--data-parallel-sharding-strategy";
+    char text[sizeof words], *argv[64], *rest = NULL;
+    int argc = 0, hosts[4] = {0};
+    Error err = {0};
+    memcpy(text, words, sizeof words);
+    for (char *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
+        argv[argc++] = word;
+    argv[argc++] = (char *)strategy;
+    bool ok = config_parse(&r->config, argc, argv, NULL, 0, &err) &&
+              mesh_build(&r->mesh, 3, 4, hosts, 4, 2, 1, &err) && config_finish(&r->config, 4, 32, 31, &err);
+    if (!ok) fail_msg("%s", err.what);
+    if (r->config.sharding == SHARD_PARAMETERS) mesh_shard_weights(&r->mesh, false);
+    r->mesh.world.mpi = MPI_COMM_SELF;
+}
+
+static void open_recording(Recording *r, const char *strategy, int dropped_stream, int dropped_event) {
+    Error err = {0};
+    memset(r, 0, sizeof *r);
+    r->device.dropped_stream = dropped_stream;
+    r->device.dropped_event = dropped_event;
+    configure(r, strategy);
+    r->zero = gpt_plan(&r->gpt, &r->config, &r->mesh, &r->memory_plan, &err);
+    if (!r->zero) fail_msg("%s", err.what);
+    assert_int_equal(r->gpt.tp.block_bytes, TP_BLOCK_BYTES);
+    r->gpt.tp.block_bytes = 1;
+    r->gpt.tp.peer = false;
+    r->compute = stream_create(&r->device, "compute");
+    lanes_open(&r->lanes, &r->device, true);
+    r->timers = timers_create(&r->device, 0);
+    Group *const groups[8] = {&r->mesh.replica_group, &r->mesh.replica_groups,
+                              &r->mesh.world,         &r->mesh.node,
+                              &r->mesh.rail,          &r->mesh.shards,
+                              &r->mesh.shard_rail,    &r->mesh.tp};
+    for (int i = 0; i < 8; i++) {
+        Comm *comm = groups[i]->comm = &r->comm[i];
+        snprintf(comm->exchange, sizeof comm->exchange, "exchange %s", groups[i]->name);
+        snprintf(comm->gather, sizeof comm->gather, "gather %s", groups[i]->name);
+    }
+    assert_true(memory_plan_allocate(&r->memory_plan, &r->device, 1, &err));
+    zero_start(r->zero, &r->device, r->compute, &r->lanes, r->timers);
+    gpt_start(&r->gpt, r->zero, &r->device, r->compute, r->timers);
+    tp_open(&r->gpt.tp, &r->device);
+    gpt_init_weights(&r->gpt, 7, (Peers){MPI_COMM_SELF, 0, NULL});
+}
+
+// The host frees memory that compute and `side` use.
+static void close_recording(Recording *r) {
+    GPT *gpt = &r->gpt;
+    tp_close(&gpt->tp);
+    begin(&r->device, HOST, "the memory is freed");
+    use(&r->device, WRITE, gpt->branch, X * gpt->B * gpt->T * gpt->C);
+    use(&r->device, WRITE, gpt->tp.parts, X * gpt->B * gpt->T * gpt->C);
+    memory_plan_free(&r->memory_plan, &r->device);
+    zero_free(r->zero);
+    gpt_free(gpt);
+    lanes_close(&r->lanes);
+    timers_destroy(r->timers);
+    stream_destroy(r->compute);
+    free(r->device.ops);
+    free(r->device.uses);
+    config_free(&r->config);
+}
+
+// Backward, which uses `branch` and the activations on compute.
+static void backward(Recording *r) {
+    GPT *gpt = &r->gpt;
+    begin_on(r->compute, "backward");
+    writes(r->compute, gpt->branch, X * gpt->B * gpt->T * gpt->C);
+    reads(r->compute, gpt->lnf.y, X * gpt->B * gpt->T * gpt->C);
+    for (int l = 0; l < LAYERS; l++) {
+        reads(r->compute, gpt->slot[0].acts[l].qkv, X * gpt->B * gpt->T * gpt->QKV);
+        reads(r->compute, gpt->slot[0].acts[l].act, X * gpt->B * gpt->T * gpt->F);
+    }
+}
+
+static void run(Recording *r) {
+    Pass pass = {.B = r->gpt.B, .T = r->gpt.T, .training = true, .backward = true};
+    for (int i = 0; i < PASSES; i++) {
+        gpt_forward(&r->gpt, &pass);
+        backward(r);
+    }
+}
+
+// --- the tests -----------------------------------------------------------------------------------
+
+static const struct {
+    const char *strategy;
+    bool direct;
+} cases[] = {{"optim", false}, {"optim", true}, {"optim_grads_params", false}, {"optim_grads_params", true}};
+enum { CASES = sizeof cases / sizeof *cases };
+
+static void conflicting_uses_are_ordered(void **state) {
+    for (int i = 0; i < CASES; i++) {
+        Recording r;
+        direct = cases[i].direct;
+        open_recording(&r, cases[i].strategy, -1, -1);
+        run(&r);
+        assert_true(r.device.use_count > 500);
+        close_recording(&r);
+        if (r.device.races) fail_msg("%s: %s", cases[i].strategy, r.device.first_race);
+    }
+}
+
+// Omits each wait between compute and `side` once.
+static void every_wait_is_needed(void **state) {
+    for (int i = 0; i < CASES; i++) {
+        Recording whole;
+        direct = cases[i].direct;
+        open_recording(&whole, cases[i].strategy, -1, -1);
+        run(&whole);
+        const TensorParallel *tp = &whole.gpt.tp;
+        const int events[] = {tp->queued->id, tp->reduced[0]->id, tp->reduced[1]->id};
+        const int streams[] = {tp->side->id, whole.compute->id, whole.compute->id};
+        for (int e = 0; e < 3; e++) {
+            Recording r;
+            assert_true(whole.device.waits[streams[e]][events[e]]);
+            open_recording(&r, cases[i].strategy, streams[e], events[e]);
+            run(&r);
+            if (!r.device.races) fail_msg("%s: nothing is found without wait %d", cases[i].strategy, e);
+            close_recording(&r);
+        }
+        close_recording(&whole);
+    }
+}
+
+// Returns the n-th operation with this name that the host has started.
+static const Op *find(const Recording *r, const char *name, int n) {
+    for (int i = 0; i < r->device.op_count; i++) {
+        if (!strcmp(r->device.ops[i].name, name) && n-- == 0) return &r->device.ops[i];
+    }
+    fail_msg("%s was not called so often", name);
+    return NULL;
+}
+static void overlaps(const Recording *r, const char *first, int i, const char *second, int j) {
+    const Op *a = find(r, first, i), *b = find(r, second, j);
+    if (before(a, b) || before(b, a)) fail_msg("%s %d and %s %d cannot overlap", first, i, second, j);
+}
+
+static void reductions_overlap_gemms(void **state) {
+    Recording r;
+    direct = true;
+    open_recording(&r, "optim_grads_params", -1, -1);
+    run(&r);
+    for (int l = 0; l < LAYERS; l++) {
+        int block = 2 * l, reduce = 1 + 4 * l;  // the first one is of the embedding
+        overlaps(&r, "reduce", reduce, "projection", block + 1);
+        overlaps(&r, "reduce", reduce + 1, "fc1", block);
+        overlaps(&r, "reduce", reduce + 1, "fc2", block);
+        overlaps(&r, "reduce", reduce + 2, "fc1", block + 1);
+        overlaps(&r, "reduce", reduce + 2, "fc2", block + 1);
+        if (l + 1 < LAYERS) overlaps(&r, "reduce", reduce + 3, "QKV", block + 2);
+        assert_true(before(find(&r, "QKV", block), find(&r, "attention", l)));
+    }
+    close_recording(&r);
+}
+
+static void small_micro_batches_stay_whole(void **state) {
+    Group group = {.size = 3};
+    TensorParallel tp = {.group = &group, .C = 100};
+    tp.block_bytes = 200 * X * tp.C;
+    assert_int_equal(tp_row_blocks(&tp, 399).count, 1);
+    RowBlocks blocks = tp_row_blocks(&tp, 405);
+    assert_int_equal(blocks.count, 2);
+    assert_int_equal(blocks.rows[0].count, 201);  // a multiple of the ranks
+    assert_int_equal(blocks.rows[1].first, 201);
+    assert_int_equal(blocks.rows[1].count, 204);
+    tp.block_bytes = 0;
+    assert_int_equal(tp_row_blocks(&tp, 405).count, 1);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(conflicting_uses_are_ordered),
+        cmocka_unit_test(every_wait_is_needed),
+        cmocka_unit_test(reductions_overlap_gemms),
+        cmocka_unit_test(small_micro_batches_stay_whole),
+    };
+    Launch launch;
+    leaks_launch(&launch, &argc, &argv);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    failed += leaks_found();
+    launch_finalize(&launch);
+    return failed;
+}
