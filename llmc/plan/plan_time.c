@@ -277,9 +277,10 @@ static double tensor_coding_time(const Config *c, Rates rates) {
 }
 
 // Adds exposed communication of tensor and pipeline parallelism, at the speed of the slowest link
-// involved. Tensor parallelism is fully exposed. Pipeline messages overlap with compute, except for
-// the time by which they exceed it, and for one message through all stages in each direction while
-// the pipeline fills and drains. The exchange of the tied embedding's gradient follows backward.
+// involved. Tensor parallelism is fully exposed; the time that row blocks hide was not measured.
+// Pipeline messages overlap with compute, except for the time by which they exceed it, and for one
+// message through all stages in each direction while the pipeline fills and drains. The exchange of
+// the tied embedding's gradient follows backward.
 static void add_waits(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
     int stages = mesh->pp.size;
     double tensor = tensor_rate(mesh, rates);

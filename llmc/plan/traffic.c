@@ -249,10 +249,12 @@ typedef struct TensorMessages {
 } TensorMessages;
 
 // A layer has 2 reductions in forward and 2 in backward; the embedding and the LM head have one
-// each. Without sequence parallelism every reduction includes a gather. With it, a layer has 2
-// gathers in forward and 4 in backward. Full recomputation repeats 1 reduction and 2 gathers.
-// FP8 layers gather codes. Backward quantizes the 2 gradients that it gathers and gathers 2 inputs
-// as forward has quantized them; the blockwise recipe has kept these inputs whole.
+// each. Row blocks (tp_row_blocks) divide a reduction into two with the same total of bytes. They
+// overlap with GEMMs, so they count as one. Without sequence parallelism every reduction includes a
+// gather. With it, a layer has 2 gathers in forward and 4 in backward. Full recomputation repeats 1
+// reduction and 2 gathers. FP8 layers gather codes. Backward quantizes the 2 gradients that it
+// gathers and gathers 2 inputs as forward has quantized them; the blockwise recipe has kept these
+// inputs whole.
 static TensorMessages tensor_messages(const Config *c, const Mesh *mesh) {
     int layers = c->num_layers / mesh->pp.size, again = c->recompute_granularity == RECOMPUTE_FULL;
     bool embeds = mesh->pp.rank == 0, heads = mesh->pp.rank == mesh->pp.size - 1;
