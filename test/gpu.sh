@@ -487,8 +487,8 @@ check_layouts() {
     learned "T 2, windows" 1 2 "${tp2[@]}" --window-size 99,0
     # Hidden states of 8 MiB, so that forward reduces them in two row blocks (tp_row_blocks).
     fits 1 4 || { skip "T 2, sharded, in row blocks" "$gpus GPUs"; return; }
-    same_sharded 1 4 optim "node" "${tp2[@]}" --ddp-bucket-size 1 --hidden-size 1024 --seq-length 1024 \
-        --max-position-embeddings 1024 --micro-batch-size 4 --global-batch-size 8
+    same_sharded 1 4 optim "node" "${tp2[@]}" --tp-comm-overlap --ddp-bucket-size 1 --hidden-size 1024 \
+        --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 4 --global-batch-size 8
 }
 
 # as_nccl RANKS NAME FLAGS...: checks that collectives over peer memory give the bits of NCCL.

@@ -129,6 +129,7 @@ typedef struct Config {
     int num_layers_per_virtual_pipeline_stage;                     // 0: one chunk per stage
     bool sequence_parallel;  // LayerNorms and residuals are split by tokens; false with T = 1
     TpCommBackend tp_comm_backend;
+    bool tp_comm_overlap;
     int gpus_per_node;   // ranks per node; 0: detect hosts
     bool emulate_nodes;  // treat groups of gpus_per_node ranks as separate machines
     NodeExchange node_exchange;

@@ -215,6 +215,9 @@ static const Option table[] = {
            "how the T ranks exchange activations. peer: one kernel per collective, which reads and writes "
            "the memory of the other GPUs of the node. nccl: NCCL and separate kernels. auto: peer if all T "
            "ranks can, else nccl. Results are bitwise identical"),
+    FLAG("tp-comm-overlap", FREE | NEEDS_TENSOR_RANKS, tp_comm_overlap,
+         "overlap all-reduces of the forward pass with GEMMs: large micro-batches are processed in two "
+         "blocks of tokens. No effect with --sequence-parallel, FP8, LoRA and --quantized-tensor-parallel"),
     INT("pipeline-model-parallel-size", FREE, pipeline_model_parallel_size, "1", 1, 10000,
         "number of pipeline stages P (1F1B schedule). P must divide layers and ranks"),
     INT("num-layers-per-virtual-pipeline-stage", FREE, num_layers_per_virtual_pipeline_stage, "0", 0, 10000,
@@ -537,7 +540,7 @@ static const Option table[] = {
                "no-bias-swiglu-fusion no-rope-fusion no-gradient-accumulation-fusion",
                "fusion doesn't change results"),
     IDLE_FLAG("no-persist-layer-norm", "there is one LayerNorm kernel"),
-    IDLE_FLAGS("tp-comm-overlap", "no-async-tensor-model-parallel-allreduce no-overlap-p2p-communication",
+    IDLE_FLAGS("no-async-tensor-model-parallel-allreduce", "no-overlap-p2p-communication",
                "only affects scheduling, not results"),
     IDLE_FLAG("distribute-saved-activations", "--sequence-parallel splits activations"),
     IDLE_FLAG("no-scatter-gather-tensors-in-pipeline",

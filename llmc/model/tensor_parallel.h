@@ -15,9 +15,9 @@
 // The compute stream waits for `side` before it uses the results or reuses the buffers. All ranks
 // queue the same collectives in the same order, and collectives of a group never run concurrently.
 //
-// Row blocks: without sequence parallelism, forward splits a large micro-batch into two blocks of
-// rows. From the attention output to the next layer's queries, keys and values, each block is
-// processed on its own, so that the reduction of one overlaps with the products of the other.
+// Row blocks: with --tp-comm-overlap, forward splits a large micro-batch into two blocks of rows.
+// From the attention output to the next layer's queries, keys and values, each block is processed
+// on its own, so that the reduction of one overlaps with the products of the other.
 //
 // Unless --tp-comm-backend is nccl, collectives whose buffers are in `shared` are single kernels
 // (comm_open_direct). Their results are the same.
@@ -80,9 +80,10 @@ static inline void tp_begin_pass(TensorParallel *tp, bool training) {
 
 // Returns the range of rows, of N in total, that this rank holds between GEMMs.
 Rows tp_rows(const TensorParallel *tp, int64_t N);
-// Returns true if forward may split the rows. It may not if something depends on all rows: scales
-// and transposed blocks of FP8, LoRA's adapters, and the groups of --quantized-tensor-parallel.
-// With sequence parallelism, reduce-scatters would give each rank rows of both blocks.
+// Returns true if --tp-comm-overlap is set and has an effect. It has none if something depends on
+// all rows: scales and transposed blocks of FP8, LoRA's adapters, and the groups of
+// --quantized-tensor-parallel. With sequence parallelism, reduce-scatters would give each rank rows
+// of both blocks.
 bool tp_splits_rows(const Config *config);
 // Returns the row blocks of N rows. Their sizes are multiples of the group's size, as is N.
 RowBlocks tp_row_blocks(const TensorParallel *tp, int64_t N);

@@ -102,6 +102,7 @@ static bool configure(Config *config, const Layout *layout, Error *err) {
     argv[count++] = batch;
     argv[count++] = "--tensor-model-parallel-size";
     argv[count++] = tp;
+    if (layout->tp > 1) argv[count++] = "--tp-comm-overlap";
     argv[count++] = "--pipeline-model-parallel-size";
     argv[count++] = pp;
     snprintf(chunk, sizeof chunk, "%d", 8 / layout->pp / layout->chunks);

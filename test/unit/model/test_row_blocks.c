@@ -101,7 +101,7 @@ static void configure(Recording *r, const char *strategy) {
         "NullTokenizer --make-vocab-size-divisible-by 1 --vocab-size 31 --num-layers 6 --hidden-size 32 "
         "--num-attention-heads 4 --seq-length 16 --max-position-embeddings 16 --micro-batch-size 2 "
         "--global-batch-size 4 --ddp-bucket-size 1 --tensor-model-parallel-size 2 "
-        "--data-parallel-sharding-strategy";
+        "--tp-comm-overlap --data-parallel-sharding-strategy";
     char text[sizeof words], *argv[64], *rest = NULL;
     int argc = 0, hosts[4] = {0};
     Error err = {0};
