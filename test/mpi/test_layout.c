@@ -355,7 +355,7 @@ static bool rows_are_independent(void) {
 static bool same_without_blocks(const Model *part, const Layout *layout, const Rank *rank) {
     Model all_rows;
     bool ok = true;
-    if (!part->gpt.tp.block_bytes || layout->pp > 1 || !rows_are_independent()) return true;
+    if (!part->gpt.tp.block_bytes || !rows_are_independent()) return true;
     if (tp_row_blocks(&part->gpt.tp, (int64_t)part->gpt.B * part->gpt.T).count != TP_BLOCKS)
         ok = complain(part, "rows", "blocks", 1, TP_BLOCKS);
     open_model(&all_rows, layout, rank, 0);
@@ -368,6 +368,7 @@ static bool same_without_blocks(const Model *part, const Layout *layout, const R
         free(ours);
         free(other);
     }
+    ok = peers_agree(everyone, ok, NULL, NULL);  // the other stages have received all messages
     close_model(&all_rows);
     return ok;
 }
