@@ -59,6 +59,7 @@ sparse() { # ENOSYS: an old kernel; EOPNOTSUPP: the file system
     local errno
     for errno in 38 95; do
         with SHIM_NO_FALLOCATE=$errno -- same_as_reference "sparse$errno" || return 1
+        grep -q '^fallocate ' "$work/mark" || { why="fallocate was not called"; return 1; }
     done
 }
 check "without fallocate" sparse

@@ -18,7 +18,7 @@
 //   SHIM_IO_MS     extra time of each
 //   SHIM_NO_URING  1: io_uring is not permitted
 //   SHIM_NO_DIRECT 1: O_DIRECT is not supported
-//   SHIM_NO_FALLOCATE  errno of fallocate()
+//   SHIM_NO_FALLOCATE  errno of fallocate() in SHIM_FOLDER; NCCL's shared memory needs it too
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -159,8 +159,13 @@ int fcntl(int fd, int command, ...) {
 }
 
 int fallocate(int fd, int mode, off_t at, off_t bytes) {
-    errno = (int)setting("SHIM_NO_FALLOCATE");
-    return errno ? -1 : (int)syscall(SYS_fallocate, fd, mode, at, bytes);
+    char path[PATH_MAX];
+    long refused = setting("SHIM_NO_FALLOCATE");
+    path_of(fd, path);
+    if (refused == 0 || !counts(path)) return (int)syscall(SYS_fallocate, fd, mode, at, bytes);
+    mark("fallocate", path);
+    errno = (int)refused;
+    return -1;
 }
 
 ssize_t read(int fd, void *data, size_t bytes) {
