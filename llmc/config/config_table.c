@@ -217,7 +217,7 @@ static const Option table[] = {
            "ranks can, else nccl. Results are bitwise identical"),
     FLAG("tp-comm-overlap", FREE | NEEDS_TENSOR_RANKS, tp_comm_overlap,
          "overlap all-reduces of the forward pass with GEMMs: large micro-batches are processed in two "
-         "blocks of tokens. No effect with --sequence-parallel, FP8, LoRA and --quantized-tensor-parallel"),
+         "blocks of tokens. No effect with --sequence-parallel, FP8 and --quantized-tensor-parallel"),
     INT("pipeline-model-parallel-size", FREE, pipeline_model_parallel_size, "1", 1, 10000,
         "number of pipeline stages P (1F1B schedule). P must divide layers and ranks"),
     INT("num-layers-per-virtual-pipeline-stage", FREE, num_layers_per_virtual_pipeline_stage, "0", 0, 10000,

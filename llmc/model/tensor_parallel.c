@@ -48,7 +48,7 @@ Rows tp_rows(const TensorParallel *tp, int64_t N) {
 
 bool tp_splits_rows(const Config *c) {
     return c->tp_comm_overlap && c->tensor_model_parallel_size > 1 && !c->sequence_parallel &&
-           !c->quantized_tensor_parallel && !config_fp8_on(c) && !c->lora_rank;
+           !c->quantized_tensor_parallel && !config_fp8_on(c);
 }
 
 RowBlocks tp_row_blocks(const TensorParallel *tp, int64_t N) {

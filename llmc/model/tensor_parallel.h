@@ -81,7 +81,7 @@ static inline void tp_begin_pass(TensorParallel *tp, bool training) {
 // Returns the range of rows, of N in total, that this rank holds between GEMMs.
 Rows tp_rows(const TensorParallel *tp, int64_t N);
 // Returns true if --tp-comm-overlap is set and has an effect. It has none if something depends on
-// all rows: scales and transposed blocks of FP8, LoRA's adapters, and the groups of
+// all rows: scales and transposed blocks of FP8, and the groups of
 // --quantized-tensor-parallel. With sequence parallelism, reduce-scatters would give each rank rows
 // of both blocks.
 bool tp_splits_rows(const Config *config);

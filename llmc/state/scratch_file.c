@@ -368,8 +368,7 @@ void scratch_close(ScratchFile *f) {
 enum { PIECE = 48 << 20, PIECES = 4 };
 
 // Reads and rewrites the whole file. Half of the pieces are being read and half written. Pieces
-// have the size of the chunks of an update (disk_state.h), because smaller ones reach less
-// bandwidth. Returns the seconds that it took.
+// have the size of the chunks of an update (disk_state.h). Returns the seconds that it took.
 static double rewrite(ScratchFile *f, uint8_t *memory, int64_t pieces) {
     double begin = monotonic_seconds();
     for (int64_t next = 0; next < pieces + PIECES / 2; next++) {

@@ -164,6 +164,9 @@ def power_table(found, half_width):
         lines.append(f"| {r['point']} | {r['length']} | {r['who']} | {r['deviation']:.6f} | {r['freedom']} "
                      f"| {r['upper']:.6f} | {number(r['needed'])} | {number(r['safe'])} |")
     plans = [p for p in (plan_of(group, found[group], rows) for group, rows in by_group.items()) if p]
+    planned = (*PAPER_EQUAL, "replicates")
+    if not any(r["who"] in planned for group_rows in by_group.values() for r in group_rows):
+        return lines, "No plan was made, because it needs replicates or forks of the paper's presets."
     if not plans:
         return lines, f"No plan reaches ±{half_width} with {MOST_FORKS} forks."
     return lines, "Cheapest plan: " + min(plans)[1]
