@@ -123,8 +123,8 @@ bool config_check_lora(const Config *config, Error *err) {
             "elastic replica groups exchange whole models, so --replica-group excludes --lora-rank; drop one";
     if (why) return usage_error(err, "%s", why);
     if (config->lora_rank > config->hidden_size) {
-        return usage_error(err, "--lora-rank %d exceeds --hidden-size %d, so it is not low-rank; use 8 to 64",
-                           config->lora_rank, config->hidden_size);
+        return usage_error(err, "--lora-rank %d exceeds --hidden-size %d, so it is not low-rank; use 8 to %d",
+                           config->lora_rank, config->hidden_size, config->hidden_size / 8 * 8);
     }
     return config_lora_targets(config, &targets, err);
 }

@@ -126,7 +126,8 @@ check "tensor parallelism" refused 2 "--tensor-model-parallel-size must be 1" 2 
     --tensor-model-parallel-size 2
 check "Muon" refused 2 "--optimizer muon" 1 "${lora[@]}" --optimizer muon
 check "FP8" refused 2 "--fp8-format is not supported" 1 "${lora[@]}" --fp8-format hybrid
-check "a rank beyond the width" refused 2 "--lora-rank 40 exceeds" 1 "${lora[@]}" --lora-rank 40
+check "a rank beyond the width" refused 2 "so it is not low-rank; use 8 to 32" 1 "${lora[@]}" \
+    --lora-rank 40
 check "an unknown matrix" refused 2 "unknown name 'lm_head'" 1 "${lora[@]}" --lora-targets lm_head
 check "a part of a fused matrix" refused 2 "lacks k_proj" 1 "${lora[@]}" --lora-targets q_proj,v_proj
 check "a base without LoRA" refused 2 "--pretrained-checkpoint needs --lora-rank" 1 \
