@@ -369,10 +369,12 @@ bool chat_read_rendered(const Tokenizer *tokenizer, const char *line, size_t byt
         return failed(tokens, "has %lld \"input_ids\" but %lld \"assistant_masks\"; write one for each",
                       (long long)length, (long long)masks);
     }
-    for (int64_t i = start; i < tokens->mask.count; i++) counted += tokens->mask.ids[i];
+    // Token 0 has no prediction, so the loss never counts it.
+    for (int64_t i = start + 1; i < tokens->mask.count; i++) counted += tokens->mask.ids[i];
     if (!counted) {
         return failed(tokens,
-                      "has \"assistant_masks\" that are all 0; its template may lack {%% generation %%}");
+                      "has \"assistant_masks\" that are all 0 after the first token; its template may "
+                      "lack {%% generation %%}");
     }
     token_buffer_append(&tokens->lengths, (int32_t)length);
     return true;

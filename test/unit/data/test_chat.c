@@ -211,6 +211,7 @@ static void lines_are_refused(void **state) {
         {"rendered", "{\"input_ids\":[1,257],\"assistant_masks\":[1,1]}", "element 1 of \"input_ids\""},
         {"rendered", "{\"input_ids\":[1,2],\"assistant_masks\":[1]}", "has 2 \"input_ids\" but 1"},
         {"rendered", "{\"input_ids\":[1,2],\"assistant_masks\":[0,0]}", "all 0"},
+        {"rendered", "{\"input_ids\":[1,2],\"assistant_masks\":[1,0]}", "all 0 after the first token"},
     };
     Tokenizer *tokenizer = open_tokenizer(NULL);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
