@@ -34,9 +34,8 @@ LLMC_BEGIN
 enum {
     TP_SHARED = 3,  // partial sums of forward and of backward, gathered rows
     TP_BLOCKS = 2,  // most row blocks
-    // Least bytes of a row block. An all-reduce of 2 MiB over peer memory takes about 16 us on two
-    // H100s, of which 9 do not depend on the size (dev/bench/NOTES.md). The products that follow in
-    // the other block take about as long.
+    // Least bytes of a row block, an estimate. Interpolated from dev/bench/NOTES.md, an all-reduce
+    // of 2 MiB over peer memory takes 16 us on two H100s, of which 9 do not depend on the size.
     TP_BLOCK_BYTES = 2 << 20
 };
 

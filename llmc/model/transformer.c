@@ -8,8 +8,8 @@
 // comments.
 //
 // Tensor parallelism splits the heads, the feed-forward layer and the vocabulary. A rank then
-// computes partial sums, which the functions of tensor_parallel.c reduce, in forward one block of
-// rows at a time. Pipeline parallelism splits the layers.
+// computes partial sums, which the functions of tensor_parallel.c reduce. With --tp-comm-overlap,
+// forward does so one block of rows at a time. Pipeline parallelism splits the layers.
 //
 // The hidden state between layers is the residual stream. The addition x += branch is fused into
 // the norm that follows it: a layer leaves its MLP output in gpt->branch, and the first norm of the
@@ -317,7 +317,7 @@ static void linear_forward(const GPT *gpt, const Pass *p, int l, LayerLinear whi
 
 // Runs a row-parallel linear (projection, fc2) for a row block. Every rank computes a partial sum
 // over its input columns. The partial sums are all-reduced (or reduce-scattered), and the bias is
-// added once. Ends with tp_reduce_wait.
+// added once. Call tp_reduce_wait before using the output.
 static void row_parallel_begin(const GPT *gpt, const Pass *p, int l, LayerLinear which, const Linear *a,
                                int block) {
     if (!is_tensor_parallel(gpt)) {

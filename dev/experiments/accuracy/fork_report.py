@@ -75,7 +75,7 @@ def section(group, presets, name):
 def page(found, name, model):
     runs = [r for presets in found.values() for seeds in presets.values() for r in seeds.values()]
     of_all = lambda key: ", ".join(sorted({r[key] for r in runs}))
-    lines = [f"# Accuracy: forks of a {model} base run", ""]
+    lines = [f"# Accuracy of forks: {model}", ""]
     lines += paragraph(
         f"{runs[0]['parameters']:,} parameters, {of_all('device')}, commit {of_all('commit')}.",
         f"Corpus: `{of_all('data')}`.",

@@ -89,7 +89,7 @@ typedef struct Recording {
     Lanes lanes;
     Stream *compute;
     Timers *timers;
-    Comm comm[8];
+    Comm comm[MOST_GROUPS];
     Zero *zero;
     GPT gpt;
 } Recording;
@@ -130,15 +130,7 @@ static void open_recording(Recording *r, const char *strategy, int dropped_strea
     r->compute = stream_create(&r->device, "compute");
     lanes_open(&r->lanes, &r->device, true);
     r->timers = timers_create(&r->device, 0);
-    Group *const groups[8] = {&r->mesh.replica_group, &r->mesh.replica_groups,
-                              &r->mesh.world,         &r->mesh.node,
-                              &r->mesh.rail,          &r->mesh.shards,
-                              &r->mesh.shard_rail,    &r->mesh.tp};
-    for (int i = 0; i < 8; i++) {
-        Comm *comm = groups[i]->comm = &r->comm[i];
-        snprintf(comm->exchange, sizeof comm->exchange, "exchange %s", groups[i]->name);
-        snprintf(comm->gather, sizeof comm->gather, "gather %s", groups[i]->name);
-    }
+    connect_groups(&r->mesh, r->comm);
     assert_true(memory_plan_allocate(&r->memory_plan, &r->device, 1, &err));
     zero_start(r->zero, &r->device, r->compute, &r->lanes, r->timers);
     gpt_start(&r->gpt, r->zero, &r->device, r->compute, r->timers);

@@ -222,6 +222,20 @@ bool comm_share(const Group *node, void *flags, const CommPiece *piece, int piec
 }
 void comm_unshare(const Group *node) {}
 void comm_connect(const Mesh *mesh, void *memory) {}
+
+// Gives every group of the mesh a communicator, named after the group.
+enum { MOST_GROUPS = 8 };
+static void connect_groups(Mesh *mesh, Comm comm[MOST_GROUPS]) {
+    Group *const groups[MOST_GROUPS] = {&mesh->replica_group, &mesh->replica_groups,
+                                        &mesh->world,         &mesh->node,
+                                        &mesh->rail,          &mesh->shards,
+                                        &mesh->shard_rail,    &mesh->tp};
+    for (int i = 0; i < MOST_GROUPS; i++) {
+        groups[i]->comm = &comm[i];
+        snprintf(comm[i].exchange, sizeof comm[i].exchange, "exchange %s", groups[i]->name);
+        snprintf(comm[i].gather, sizeof comm[i].gather, "gather %s", groups[i]->name);
+    }
+}
 void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *s) {
     if (!group->comm) return;
     begin(s->device, s->id, group->comm->gather);

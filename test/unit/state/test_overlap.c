@@ -60,7 +60,7 @@ typedef struct Recording {
     Lanes lanes;
     Stream *compute;
     Timers *timers;
-    Comm comm[8];
+    Comm comm[MOST_GROUPS];
     Zero *zero;
 } Recording;
 
@@ -179,15 +179,7 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
     r->compute = stream_create(&r->device, "compute");
     lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !(shape.how & NO_OVERLAP));
     r->timers = timers_create(&r->device, 0);
-    Group *const groups[8] = {&r->mesh.replica_group, &r->mesh.replica_groups,
-                              &r->mesh.world,         &r->mesh.node,
-                              &r->mesh.rail,          &r->mesh.shards,
-                              &r->mesh.shard_rail,    &r->mesh.tp};
-    for (int i = 0; i < 8; i++) {
-        Comm *comm = groups[i]->comm = &r->comm[i];
-        snprintf(comm->exchange, sizeof comm->exchange, "exchange %s", groups[i]->name);
-        snprintf(comm->gather, sizeof comm->gather, "gather %s", groups[i]->name);
-    }
+    connect_groups(&r->mesh, r->comm);
     assert_true(memory_plan_allocate(&r->memory_plan, &r->device, 1, &err));
     DiskState *disk = r->zero->optimizer.disk;
     if (disk)
