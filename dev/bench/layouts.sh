@@ -10,7 +10,7 @@
 #
 #   dev/bench/layouts.sh [--models "1.3b:8 6.7b:8"] [--layouts "2x1 2x1+s 4x1+s 1x2 1x4 2x2+s"]
 #                        [--micro-batch 1] [--micro-batches 8] [--iters 10] [--flags "FLAGS"]
-#                        [--out FILE.json]
+#                        [--layout-flags "FLAGS"] [--pytorch] [--out FILE.json]
 #
 #   models         NAME:LAYERS, the first LAYERS layers of gpt_NAME.args or dev/bench/NAME.args
 #   layouts        TxP: T tensor-parallel x P pipeline-parallel ranks. +s adds --sequence-parallel,
@@ -20,6 +20,8 @@
 #   micro-batches  micro-batches per step
 #   iters          measured steps, after the same number of warm-up steps
 #   flags          additional trainer flags for every run
+#   layout-flags   additional trainer flags for runs on several ranks
+#   pytorch        also measures PyTorch (pytorch_layouts.py) on one GPU and in layouts with P = 1
 #
 # Needs make gpu. DEVICE=cpu uses CPU ranks (make), a small model, and writes results to runs/. It
 # is for trying the script, not for measurements. BUILD: folder of the programs.
@@ -32,7 +34,9 @@ set -euo pipefail
 COMMAND_LINE="dev/bench/layouts.sh${*:+ ${*@Q}}"
 export COMMAND_LINE
 models='' layouts="2x1 2x1+s 4x1+s 1x2 1x4 2x2+s" rows=1 count=8 iterations=10 flags=() out=''
+several=() pytorch=0
 while [ $# -gt 0 ]; do
+    if [ "$1" = --pytorch ]; then pytorch=1; shift; continue; fi
     [ $# -ge 2 ] || die 2 "$1 needs a value; see dev/bench/layouts.sh --help"
     case $1 in
     --models) models=$2 ;;
@@ -41,6 +45,7 @@ while [ $# -gt 0 ]; do
     --micro-batches) count=$2 ;;
     --iters) iterations=$2 ;;
     --flags) read -ra flags <<<"$2" ;;
+    --layout-flags) read -ra several <<<"$2" ;;
     --out) case $2 in /*) out=$2 ;; *) out=$caller/$2 ;; esac ;;
     *) die 2 "unknown argument $1; see dev/bench/layouts.sh --help" ;;
     esac
@@ -89,6 +94,7 @@ train() {
     if [ $((t * p)) -gt "$gpus" ]; then say "skipped: $words; this machine has $gpus GPUs" >&2; return; fi
     [[ $layout != *+s* ]] || more=(--sequence-parallel)
     [[ $layout != *+c* ]] || more+=(--num-layers-per-virtual-pipeline-stage "${layout##*+c}")
+    [ "$layout" = 1x1 ] || more+=(${several[@]+"${several[@]}"})
     say "running $words, ${model##*:} layers${more[*]:+, ${more[*]}}" >&2
     launch $((t * p)) "$program" "@$(config_of "${model%:*}")" --num-layers "${model##*:}" \
         --tokenizer-type NullTokenizer --vocab-size 1023 --make-vocab-size-divisible-by 128 \
@@ -100,7 +106,20 @@ train() {
         ${flags[@]+"${flags[@]}"} >"$folder/log" 2>"$folder/err" ||
         { say "warning: the run failed" >&2; grep -h '^error' "$folder/err" "$folder/log" >&2 || true; }
 }
+# train_pytorch MODEL LAYOUT: the same with PyTorch.
+train_pytorch() {
+    local model=$1 layout=$2 more=()
+    [[ $layout == *x1 || $layout == *x1+s ]] && [ "${layout%%x*}" -le "$gpus" ] || return 0
+    [[ $layout != *+s ]] || more=(--sequence-parallel)
+    [ "${DEVICE:-gpu}" = gpu ] || more+=(--device cpu --sequence 32)
+    say "running PyTorch, ${layout%%x*} ranks, ${model%:*}, ${model##*:} layers${more[*]:+, ${more[*]}}" >&2
+    "${PYTHON:-python3}" -m torch.distributed.run --standalone --nproc-per-node "${layout%%x*}" \
+        dev/bench/pytorch_layouts.py "${model/:/-}" --micro-batch "$rows" --micro-batches "$count" \
+        --steps "$iterations" ${more[@]+"${more[@]}"} >>"$folder/pytorch.json" 2>"$folder/err" ||
+        { say "warning: PyTorch failed: $(grep -m 1 Error "$folder/err")" >&2; }
+}
 for model in $models; do
     for layout in 1x1 $layouts; do train "$model" "$layout"; done
+    [ $pytorch = 0 ] || for layout in 1x1 $layouts; do train_pytorch "$model" "$layout"; done
 done
 python3 dev/bench/layouts_table.py "$folder" "$out"

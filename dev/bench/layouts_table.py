@@ -56,6 +56,13 @@ def add_bound(row, alone):
     row["speedup"] = alone["ms"] / row["ms"]
 
 
+def pytorch_rows(path):
+    """Returns the rows of pytorch_layouts.py, with the speedup over one GPU."""
+    rows = json_lines(path)
+    alone = {r["model"]: r["ms"] for r in rows if r["tensor"] == 1}
+    return [{**r, "speedup": alone[r["model"]] / r["ms"]} for r in rows if r["model"] in alone]
+
+
 def main():
     folder, out = sys.argv[1:]
     rows = list(filter(None, map(layout_row, glob.glob(os.path.join(folder, "*.jsonl")))))
@@ -66,6 +73,7 @@ def main():
         sys.exit("error: no run on one GPU succeeded; see the messages above")
     for row in rows:
         add_bound(row, alone[row["model"]])
+    peers = pytorch_rows(os.path.join(folder, "pytorch.json"))
     print_columns((
         ("model", -8, lambda r: r["model"]), number("layers", 6, "d", "layers"),
         number("T", 3, "d", "tensor"), number("P", 3, "d", "stages"),
@@ -80,11 +88,17 @@ def main():
             if abs(row[name] / alone[row["model"]][name] - 1) > apart:
                 print(f"warning: {row['model']}, T {row['tensor']}, P {row['stages']}: "
                       f"{name} differs from one GPU")
+    if peers:
+        print_columns((
+            ("PyTorch", -8, lambda r: r["model"]), number("layers", 6, "d", "layers"),
+            number("T", 3, "d", "tensor"), ("seq", 4, lambda r: "yes" if r["sequence"] else "no"),
+            number("ms/step", 10, ".2f", "ms"), number("x one GPU", 10, ".2f", "speedup"),
+            number("GiB", 6, ".1f", "peak_gib"), number("loss", 8, ".4f", "loss")), peers)
     write_records(out, {"what": "training steps with tensor and pipeline parallelism in one node",
                         "command": os.environ.get("COMMAND_LINE", "dev/bench/layouts.sh"),
                         "bound": "(forward and backward of one GPU * (m + (P - 1) / chunks) / m + the rest) "
                                  "/ (T * P)",
-                        "rows": rows})
+                        "rows": rows, **({"pytorch_rows": peers} if peers else {})})
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-MODELS = {"tiny": (2, 64, 2), "125m": (12, 768, 12), "350m": (24, 1024, 16), "1.3b": (24, 2048, 16),
-          "2.7b": (32, 2560, 32), "6.7b": (32, 4096, 32)}
+MODELS = {"tiny": (2, 64, 2), "small": (4, 64, 4), "125m": (12, 768, 12), "350m": (24, 1024, 16),
+          "1.3b": (24, 2048, 16), "2.7b": (32, 2560, 32), "6.7b": (32, 4096, 32)}
 # Layers, hidden size, heads, groups, MLP size, vocabulary, tied word embeddings.
 LLAMAS = {"llama_tiny": (2, 64, 4, 2, 192, 512, False),
           "llama_125m": (12, 768, 12, 12, 2048, 50304, True),

@@ -588,6 +588,33 @@ impossible() { # T=3 does not divide the heads: only this layout's row is omitte
     [ "$why" = "rows: 1 2 " ]
 }
 check "layouts.sh: impossible layout" impossible
+layout_flags() { # one rank does not accept these flags
+    layouts --layouts "1x2" --layout-flags "--quantized-activations --aq-group-size 32" \
+        --out "$work/layouts.json" || { why=$(tail -n 1 "$work/err"); return 1; }
+    why="rows: $(rows_of "$work/layouts.json" ranks | tr '\n' ' ')"
+    [ "$why" = "rows: 1 2 " ]
+}
+check "layouts.sh: flags for several ranks" layout_flags
+beside_pytorch() { # tensor parallelism in PyTorch computes the same losses as one rank
+    layouts --layouts "2x1 2x1+s 1x2" --pytorch --out "$work/layouts.json" ||
+        { why=$(tail -n 1 "$work/err"); return 1; }
+    why=$(python3 - "$work/layouts.json" 2>&1 <<'END'
+import json, sys
+rows = json.load(open(sys.argv[1]))["pytorch_rows"]
+if [(r["tensor"], r["sequence"]) for r in rows] != [(1, False), (2, False), (2, True)]:
+    sys.exit(f"rows {rows}")
+for r in rows:
+    for name in ("first_loss", "loss"):
+        if not abs(r[name] / rows[0][name] - 1) < 1e-3:
+            sys.exit(f"{name} {r[name]}, one rank: {rows[0][name]}")
+END
+)
+}
+if "${PYTHON:-python3}" -c 'import torch, numpy' 2>/dev/null; then
+    check "layouts.sh: PyTorch" beside_pytorch
+else
+    skip "layouts.sh: PyTorch" "no PyTorch for ${PYTHON:-python3}"
+fi
 
 wrong() { # TEXT WORDS...
     local text=$1
