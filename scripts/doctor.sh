@@ -203,6 +203,15 @@ or rebuild"
     fi
 done
 
+# On processors that are newer than OpenBLAS, it may choose kernels without AVX2.
+kernels=$("$BUILD/train_gpt_cpu" --version 2>/dev/null | sed -n 's/.*, kernels \([A-Za-z0-9]*\).*/\1/p')
+case $kernels in
+'') ;;
+Prescott | Core2 | Penryn | Dunnington | Nehalem | Atom | Generic | Opteron* | Barcelona | Bobcat | Athlon)
+    line "OpenBLAS kernels" "slow: $kernels, without AVX2; export OPENBLAS_CORETYPE=Haswell" ;;
+*) line "OpenBLAS kernels" "ok $kernels" ;;
+esac
+
 if [ $broken = 0 ]; then
     say "The CPU program can be built here."
 else

@@ -98,6 +98,15 @@ says "a missing mpicc" '^MPI compiler +missing \(libopenmpi-dev\)$'
 says "a driver that does not answer" '^driver +does not answer: Failed to initialize NVML'
 says "that the CPU program cannot be built" '^The CPU program cannot be built here yet'
 
+for kernels in Prescott SkylakeX; do
+    stub "$work/none/train_gpt_cpu" "sdp4bit.c 0.1.0 (cpu; OpenBLAS 0.3.21 DYNAMIC_ARCH, kernels $kernels; Open MPI)"
+    doctor 3
+    case $kernels in
+    Prescott) says "slow kernels of OpenBLAS" '^OpenBLAS kernels +slow: Prescott.*OPENBLAS_CORETYPE=Haswell$' ;;
+    *) says "kernels of OpenBLAS" '^OpenBLAS kernels +ok SkylakeX$' ;;
+    esac
+done
+
 rm "$work/bin/nvidia-smi"
 doctor 3
 says "a missing driver" '^driver +missing'
