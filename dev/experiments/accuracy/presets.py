@@ -56,6 +56,9 @@ PRESETS = {
     "activations8": ("baseline", STAGES, FOUR[:1]),
     "activations4": ("baseline", [*STAGES, "--activation-quantization-bits-forward", "4",
                                   "--activation-quantization-bits-backward", "4"], FOUR[:1]),
+    "activations4-nearest": ("baseline", [*STAGES, "--activation-quantization-bits-forward", "4",
+                                          "--activation-quantization-bits-backward", "4",
+                                          "--aq-rounding", "nearest"], FOUR[:1]),
     # Twice 64 pads the vocabulary like the base run's 128.
     "tensor8": ("baseline", ["--tensor-model-parallel-size", "2", "--make-vocab-size-divisible-by", "64",
                              "--quantized-tensor-parallel"], FOUR[:1]),
