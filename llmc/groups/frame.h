@@ -20,17 +20,21 @@ enum {
 
 typedef enum MessageKind {
     // group -> rendezvous
-    MESSAGE_HELLO = 1,  // begins to join: incarnation, identity, quorum, grace period, address
-    MESSAGE_REPORTED,   // ends the reports that follow a hello
-    MESSAGE_BEAT,       // heartbeat, with iteration, tokens and tokens per second
-    MESSAGE_HOLD,       // holds all of an offer
-    MESSAGE_STATE,      // has the state of a chunk after a round
-    MESSAGE_HASH,       // hash of the state of a chunk after a round
-    MESSAGE_FETCH,      // needs the state of a chunk
-    MESSAGE_LEAVE,      // leaves the run
-    MESSAGE_STATUS,     // asks for the status table (any known key)
+    // begins to join: incarnation, identity, quorum, grace period, address; bytes = groups that it
+    // knows to take part, itself included; round = samples that it knows to be dealt
+    MESSAGE_HELLO = 1,
+    MESSAGE_REPORTED,  // ends the reports that follow a hello
+    MESSAGE_BEAT,      // heartbeat, with iteration, tokens and tokens per second
+    MESSAGE_HOLD,      // holds all of an offer
+    MESSAGE_STATE,     // has the state of a chunk after a round
+    MESSAGE_HASH,      // hash of the state of a chunk after a round
+    MESSAGE_FETCH,     // needs the state of a chunk
+    MESSAGE_LEAVE,     // leaves the run
+    MESSAGE_STATUS,    // asks for the status table (any known key)
     // both directions
-    MESSAGE_OFFER,    // an offer to the open round of a chunk; the rendezvous forwards it to all
+    // an offer to the open round of a chunk, in `rate` the seconds that the group has waited for a
+    // round with it; the rendezvous forwards it to all
+    MESSAGE_OFFER,
     MESSAGE_CLOSE,    // a closed round, with its offers; a group reports the rounds that it knows
     MESSAGE_SERVING,  // a group serves the state of a chunk; forwarded to the groups that need it
     // asks for training samples: hash = number of the request, bytes = samples, round = samples
@@ -93,7 +97,7 @@ typedef struct Message {
     int64_t bytes;  // size of a payload; offset of a piece
     int64_t tokens;
     int64_t iteration;  // hello: chunks of the model
-    double rate;        // tokens per second; seconds of the grace period
+    double rate;        // tokens per second; seconds of the grace period or of a wait
     uint32_t flags;
     uint32_t groups;  // quorum; number of groups
     char text[TEXT_BYTES];

@@ -141,6 +141,8 @@ static void send_offer(Ledger *l, int c, MessageKind kind, const Offer *offer) {
     message_clear(&m, kind);
     m.offers = 1;
     m.offer[0] = *offer;
+    double since = l->chunk[c].since;
+    if (kind == MESSAGE_OFFER && since > 0 && l->now > since) m.rate = l->now - since;
     send(l, &m, c);
 }
 
@@ -210,6 +212,7 @@ void ledger_offer(Ledger *l, int c, int64_t tokens, Payload *payload, uint64_t h
                    .payload = payload_keep(payload)};
     message_name(held->offer.name, l->name);
     chunk->pending = held;
+    if (chunk->since == 0) chunk->since = l->now;
     // One unconfirmed offer at a time bounds the memory of all groups.
     if (chunk->announced == chunk->echoed) announce(l, c);
 }
@@ -290,6 +293,8 @@ static void receive_close(Ledger *l, int c, const Message *m) {
         if (offer->number > chunk->counted) chunk->counted = offer->number;
         drop_void(l, chunk, chunk->counted);
     }
+    if (counted) chunk->since = 0;
+    else if (chunk->since > 0) chunk->since = l->now;
     if (!counted) l->rounds_late++;
     if (chunk->round - chunk->taken > MOST_UNTAKEN) chunk->missed = true;
     drop_unneeded(l, chunk);
@@ -299,6 +304,7 @@ static void receive_reset(Ledger *l, int c) {
     LedgerChunk *chunk = &l->chunk[c];
     chunk->ready = false;
     chunk->missed = true;
+    chunk->since = 0;
     clear_log(chunk);
     drop_void(l, chunk, INT64_MAX);
     drop_unneeded(l, chunk);
@@ -360,6 +366,7 @@ void ledger_fetched(Ledger *l, int c, int64_t round, uint64_t chain) {
     chunk->withdrawn = chunk->counted = chunk->counted_taken = chunk->number;
     chunk->ready = true;
     chunk->missed = false;
+    chunk->since = 0;
     chunk->round = chunk->taken = round;
     chunk->chain = chunk->taken_chain = chain;
     chunk->has_state = true;

@@ -1,7 +1,7 @@
 // What one group knows about the rounds of a run: its own offers, the offers of the others that it
 // holds, and the closed rounds that its trainer has not taken yet. A state machine without network
-// or clock. Its input is the messages of the rendezvous and the calls of the trainer; its output is
-// messages to the rendezvous.
+// or clock: the caller sets `now`. Its input is the messages of the rendezvous and the calls of the
+// trainer; its output is messages to the rendezvous.
 //
 // A payload is kept as long as a round may need it: until the rendezvous has announced a newer
 // offer of the same group (closed rounds are announced in order, so no later round contains it),
@@ -58,6 +58,9 @@ typedef struct LedgerChunk {
     Held *pending;          // own offer that is not announced yet; NULL: none
     Held *held;             // (helds)
     int helds;
+    // Time since which the group has waited for a round with its offer: of its first offer after
+    // the last one that counted, or of a later round without it. 0: it has no open offer.
+    double since;
 } LedgerChunk;
 
 typedef void (*LedgerSend)(void *context, Message *message);
@@ -72,6 +75,7 @@ typedef struct Ledger {
     bool joined;   // the rendezvous knows this process
     bool first;    // this group began the run
     bool changed;  // for the caller: offers to pull may have been added
+    double now;    // monotonic seconds, set by the caller before the other calls
     int64_t rounds_late, tokens_counted;
 } Ledger;
 

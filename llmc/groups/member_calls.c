@@ -307,6 +307,7 @@ void member_offer(Member *m, int chunk, int64_t tokens, const uint8_t *bytes) {
     memcpy(payload->data, bytes, (size_t)payload->bytes);
     uint64_t hash = XXH3_64bits(payload->data, (size_t)payload->bytes);
     lock(m);
+    m->ledger.now = monotonic_seconds();
     ledger_offer(&m->ledger, chunk, tokens, payload, hash);
     payload_release(payload);
     unlock(m);

@@ -82,6 +82,9 @@ static void say_hello(Member *m, double now) {
     hello->iteration = m->ledger.chunks;
     hello->groups = (uint32_t)m->options.min_groups;
     hello->rate = m->options.grace_seconds;
+    hello->round = m->dealt;
+    hello->bytes = 1;
+    for (int i = 0; i < MAX_GROUPS; i++) hello->bytes += m->peer[i].present;
     if (member_send_on(m, &m->control, hello) != 0) return;
     ledger_report(&m->ledger);
     flush_outbox(m);
@@ -289,8 +292,24 @@ static void receive_peer(Member *m, const Message *message) {
     }
     peer->incarnation = message->incarnation;
     peer->present = !left;
+    peer->announced = m->ledger.now;
     if (left) pulls_end_group(&m->pulls, message->from);
     else links_open_peer(m, peer);
+}
+
+// Forgets the groups that a restarted rendezvous has not announced for a grace period: they are
+// lost, and it does not know them.
+static void forget_peers(Member *m, double now) {
+    if (!m->ledger.joined || m->welcomed_at == 0) return;
+    if (now < m->welcomed_at + fmax(m->options.grace_seconds, silent_seconds)) return;
+    for (int i = 0; i < MAX_GROUPS; i++) {
+        Peer *peer = &m->peer[i];
+        if (!peer->present || peer->announced >= m->welcomed_at) continue;
+        links_close_peer(peer);
+        peer->present = false;
+        pulls_end_group(&m->pulls, peer->name);
+    }
+    m->welcomed_at = 0;
 }
 
 // The rendezvous refuses a group that has joined before, e.g. because its name is used by another
@@ -336,6 +355,7 @@ static void receive_control(Member *m, double now) {
         case MESSAGE_WELCOME:
             *m->waiting = '\0';
             m->welcomed = true;
+            m->welcomed_at = now;
             ledger_receive(&m->ledger, in);
             break;
         default: ledger_receive(&m->ledger, in);
@@ -378,7 +398,12 @@ static void receive_link(Member *m, Link *link, double now) {
 
 static void keep_connections(Member *m, double now) {
     char address[ADDRESS_BYTES];
-    m->events |= transport_events(m->control_monitor, address);
+    int events = transport_events(m->control_monitor, address);
+    m->events |= events;
+    if (events & EVENT_READY) {  // a new connection: the rendezvous, perhaps a new one, asks for a hello
+        m->ledger.joined = false;
+        m->said_hello = 0;
+    }
     if (transport_events(m->bulk_monitor, address) & (EVENT_LOST | EVENT_READY)) {
         m->bulk.up = false;
         m->bulk.asked = 0;
@@ -413,12 +438,13 @@ static void keep_connections(Member *m, double now) {
 
 // One pass of the loop, with the lock held. Returns whether work is waiting for a socket.
 static bool step(Member *m) {
-    double now = monotonic_seconds();
+    double now = m->ledger.now = monotonic_seconds();
     receive_link(m, &m->control, now);
     receive_link(m, &m->bulk, now);
     links_receive(m, now);
     links_keep(m, now);
     keep_connections(m, now);
+    forget_peers(m, now);
     ask_states(m, now);
     begin_pulls(m, now);
     pulls_step(&m->pulls, now);

@@ -35,6 +35,7 @@ typedef struct Peer {
     char name[NAME_BYTES], key[KEY_TEXT], address[ADDRESS_BYTES];
     uint64_t incarnation;
     bool present;
+    double announced;       // last time
     bool direct, relayed;   // said in the news
     double since;           // of the first attempt to connect
     unsigned next;          // connection for the next frame
@@ -109,8 +110,9 @@ struct Member {
     double said_hello, beat, heard;
     int events;  // of the control socket since the start
     char refused[TEXT_BYTES], waiting[TEXT_BYTES];
-    bool welcomed;     // has joined before: member_join no longer reports refusals
-    bool unreachable;  // said in the news
+    bool welcomed;       // has joined before: member_join no longer reports refusals
+    double welcomed_at;  // last time; 0: peers that were not announced since are forgotten
+    bool unreachable;    // said in the news
     Refusals refusals;
     MemberStats stats;
     Payload *taken[MAX_GROUPS];  // of the round that the trainer has

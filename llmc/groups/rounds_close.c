@@ -1,4 +1,5 @@
 // Closing of rounds, and the history of a chunk: see rounds.h.
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -131,10 +132,7 @@ bool rounds_adopt(Rounds *r, int c, int64_t round, uint64_t chain, const Offer *
     }
     bool next = round == chunk->round + 1 && offers &&
                 chain_next(chunk->chain, round, offer, offers) == chain;
-    if (!next) {  // a longer history, or the first
-        rounds_forget(chunk);
-        chunk->quorum_at = -1;
-    }
+    if (!next) rounds_forget(chunk);  // a longer history, or the first
     if (offers) append(r, c, round, chain, offer, offers);
     chunk->round = round;
     chunk->chain = chain;
@@ -190,6 +188,18 @@ static double grace(const Rounds *r) {
     return most;
 }
 
+// Returns the time at which the quorum's last offer was made.
+static double quorum_since(const Chunk *chunk, int least) {
+    double since = INFINITY;
+    for (int g = 0; g < MAX_GROUPS; g++) {
+        int earlier = 0;
+        for (int i = 0; i < MAX_GROUPS; i++)
+            earlier += chunk->open[i].open && chunk->open[i].since <= chunk->open[g].since;
+        if (chunk->open[g].open && earlier >= least) since = fmin(since, chunk->open[g].since);
+    }
+    return since;
+}
+
 static uint64_t held(const Chunk *chunk, int g, uint64_t offers) {
     uint64_t found = 0;
     for (int o = 0; o < MAX_GROUPS; o++) {
@@ -224,6 +234,7 @@ static int fewest_holders(uint64_t live) { return members(live) < 2 ? members(li
 
 // All open offers, and the groups that rounds wait for, if all of them have offered and hold all.
 static bool complete(const Rounds *r, const Chunk *chunk, Choice *choice) {
+    if (rounds_present(r) < r->expected) return false;
     drop_slow(r, chunk, choice);
     for (int g = 0; g < MAX_GROUPS; g++) {
         if (!r->group[g].joined || !chunk->known[g].ready) continue;
@@ -293,7 +304,7 @@ static void close_round(Rounds *r, int c, const Choice *choice) {
     }
     qsort(offer, (size_t)offers, sizeof *offer, by_name);
     append(r, c, chunk->round + 1, chain_next(chunk->chain, chunk->round + 1, offer, offers), offer, offers);
-    chunk->quorum_at = -1;
+    for (int g = 0; g < MAX_GROUPS; g++) chunk->open[g].since = r->now;
     reconcile_all(r, c);
 }
 
@@ -303,14 +314,11 @@ void rounds_close(Rounds *r, int c) {
         Choice choice = {0, 0};
         int least = quorum(r);
         for (int g = 0; g < MAX_GROUPS; g++) choice.offers |= chunk->open[g].open ? GROUP_BIT(g) : 0;
-        if (chunk->round < 0 || members(choice.offers) < least) {
-            chunk->quorum_at = -1;
-            return;
-        }
-        if (chunk->quorum_at < 0) chunk->quorum_at = r->now;
+        if (chunk->round < 0 || members(choice.offers) < least) return;
         Choice all = choice;
         if (!complete(r, chunk, &all) || members(all.groups) < least || members(all.offers) < least) {
-            if (r->now < chunk->quorum_at + grace(r) || !partial(r, chunk, least, &choice)) return;
+            if (r->now < quorum_since(chunk, least) + grace(r) || !partial(r, chunk, least, &choice)) return;
+            r->expected = -1;
             all = choice;
         }
         close_round(r, c, &all);

@@ -23,6 +23,7 @@ static void forget_run(Rounds *r) {
     r->chunks = 0;
     r->dealt = 0;
     r->founder = -1;
+    r->expected = 0;
 }
 
 void rounds_free(Rounds *r) {
@@ -116,6 +117,7 @@ static void remove_group(Rounds *r, int g, const char *why) {
     bool joined = r->group[g].joined;
     clear_chunks(r, g);
     r->group[g].joined = false;
+    if (joined && r->expected > 0) r->expected--;
     if (r->founder == g) r->founder = -1;
     if (joined) {
         send_peer(r, -1, g, true);
@@ -181,7 +183,6 @@ static bool fits_run(Rounds *r, const Message *m) {
     r->chunk = (Chunk *)xcalloc((size_t)r->chunks, sizeof *r->chunk, "the rounds of a run");
     for (int c = 0; c < r->chunks; c++) {
         r->chunk[c].round = r->chunk[c].source = -1;
-        r->chunk[c].quorum_at = -1;
         for (int g = 0; g < MAX_GROUPS; g++) r->chunk[c].known[g].round = -1;
     }
     return true;
@@ -222,6 +223,10 @@ static void receive_hello(Rounds *r, const char *name, const Message *m) {
     group->heard = r->now;
     group->silent = group->lagging = false;
     group->reporting = true;
+    if (m->round <= INT64_MAX / 2 && m->round > r->dealt) r->dealt = m->round;
+    // Later, a group that was cut off may know groups that have left since.
+    if (r->expected >= 0 && m->bytes > r->expected && r->now < r->started + group->grace)
+        r->expected = (int)(m->bytes > MAX_GROUPS ? MAX_GROUPS : m->bytes);
 }
 
 static void forward_offer(Rounds *r, int c, int g, int to) {
@@ -278,7 +283,11 @@ static void receive_offer(Rounds *r, int g, const Message *m) {
     if (offer->after >= offer->number) return;  // it would stay open when it has counted
     if (!chunk->known[g].ready || rounds_counted(r, m->chunk, g, offer)) return;
     if (open->open && offer->number <= open->offer.number) return;
-    *open = (OpenOffer){true, GROUP_BIT(g), *offer};
+    // The wait of a group that was cut off counts from now. One that began before this rendezvous
+    // started continues.
+    double since = open->open ? open->since : r->now;
+    if (!open->open && r->now - m->rate < r->started) since = r->now - m->rate;
+    *open = (OpenOffer){true, GROUP_BIT(g), since, *offer};
     r->group[g].late = false;
     if (!r->group[g].joined) return;
     forward_offer(r, m->chunk, g, -1);
@@ -316,11 +325,13 @@ static void receive_closed(Rounds *r, int g, const Message *m) {
     }
 }
 
-// Deals samples. A repeated request gets the same answer. After a start, groups first report how
-// many samples have been dealt.
+// Deals samples. A repeated request gets the same answer. After a start, all groups first report
+// how many samples have been dealt.
 static void receive_deal(Rounds *r, int g, const Message *m) {
     Group *group = &r->group[g];
-    if (!group->joined || m->bytes < 1 || r->now < r->started + r->options.settle) return;
+    bool all = r->expected > 0 && rounds_present(r) >= r->expected;
+    if (!group->joined || m->bytes < 1) return;
+    if (!all && r->now < r->started + r->options.settle) return;
     if (m->round > r->dealt) r->dealt = m->round;
     if (m->hash != group->deal) {
         if (r->dealt > INT64_MAX - m->bytes) return;

@@ -33,6 +33,7 @@ typedef struct Closed {
 typedef struct OpenOffer {
     bool open;
     uint64_t holders;  // groups that hold all of it, the owner included
+    double since;      // time since which its group has waited for a round with it
     Offer offer;
 } OpenOffer;
 
@@ -56,8 +57,7 @@ typedef struct Chunk {
     int logged;
     OpenOffer open[MAX_GROUPS];
     Known known[MAX_GROUPS];
-    double quorum_at;  // time of the offer that made the quorum; -1: no quorum
-    int source;        // group that was asked to serve the state; -1: none
+    int source;  // group that was asked to serve the state; -1: none
     double asked;
     bool served;  // `serving` is valid
     Message serving;
@@ -74,6 +74,9 @@ struct Rounds {
     Group group[MAX_GROUPS];
     int64_t dealt;  // training samples dealt to all groups
     int founder;    // group that was told to begin the run; -1: none
+    // After a restart: groups that took part before, as the others report. Until as many have
+    // joined, rounds wait for them, at most to the end of a grace period. -1: it is over.
+    int expected;
 };
 
 #define GROUP_BIT(g) (UINT64_C(1) << (g))

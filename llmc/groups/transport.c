@@ -109,7 +109,7 @@ void *transport_connect(Transport *t, const Keys *keys, const char *server_key, 
                 zmq_setsockopt(socket, ZMQ_CURVE_PUBLICKEY, keys->public_key, KEY_TEXT) == 0 &&
                 zmq_setsockopt(socket, ZMQ_CURVE_SERVERKEY, server_key, KEY_TEXT) == 0 &&
                 set_number(socket, ZMQ_RECONNECT_IVL, 100) &&
-                set_number(socket, ZMQ_RECONNECT_IVL_MAX, 1000) &&
+                set_number(socket, ZMQ_RECONNECT_IVL_MAX, 300) &&
                 set_number(socket, ZMQ_CONNECT_TIMEOUT, 5000);
     if (good && zmq_connect(socket, address) == 0) return socket;
     int reason = errno;

@@ -75,8 +75,57 @@ static void an_offer_that_is_announced_again_is_held(void **state) {
     ledger_free(&l);
 }
 
+static void note_wait(void *context, Message *m) {
+    if (m->kind == MESSAGE_OFFER) *(double *)context = m->rate;
+}
+
+static double reported_wait(Ledger *l, double now) {
+    double *waited = (double *)l->context;
+    *waited = -1;
+    l->now = now;
+    ledger_report(l);
+    return *waited;
+}
+
+// An offer is reported with the seconds since the first one that has not counted, or since the last
+// round without it.
+static void waits_are_reported(void **state) {
+    static Ledger l;
+    static Message m;
+    double waited = -1;
+    ledger_init(&l, "a", 3, 1, note_wait, &waited);
+    ledger_fetched(&l, 0, 0, 3);
+    l.now = 100;
+    offer(&l, 100);
+    message_clear(&m, MESSAGE_OFFER);
+    m.offers = 1;
+    m.offer[0] = l.chunk[0].held[0].offer;
+    ledger_receive(&l, &m);  // announced, so that another one can be
+    l.now = 104;
+    offer(&l, 200);
+    assert_true(reported_wait(&l, 105) == 5);
+    message_clear(&m, MESSAGE_CLOSE);
+    m.round = 1;
+    m.chain = chain_next(l.chunk[0].chain, 1, m.offer, 0);
+    ledger_receive(&l, &m);  // without this group
+    assert_true(reported_wait(&l, 107) == 2);
+    const Held *own = &l.chunk[0].held[l.chunk[0].helds - 1];
+    m.round = 2;
+    m.offers = 1;
+    m.offer[0] = own->offer;
+    m.chain = chain_next(l.chunk[0].chain, 2, m.offer, 1);
+    ledger_receive(&l, &m);
+    ledger_take(&l, 0);
+    ledger_take(&l, 0);
+    l.now = 110;
+    offer(&l, 50);
+    assert_true(reported_wait(&l, 111) == 1);
+    ledger_free(&l);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(a_dropped_offer_has_no_number),
+                                       cmocka_unit_test(waits_are_reported),
                                        cmocka_unit_test(an_offer_that_is_announced_again_is_held)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

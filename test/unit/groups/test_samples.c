@@ -43,7 +43,8 @@ static void start(void) {
     rounds = rounds_create(&options, now);
 }
 
-static void join(int g, bool knows) {
+// knows: how many groups it knows to take part; 0: it knows nothing of the run.
+static void join(int g, int knows) {
     Message m;
     message_clear(&m, MESSAGE_HELLO);
     message_text(&m, "a run");
@@ -51,6 +52,8 @@ static void join(int g, bool knows) {
     m.groups = 1;
     m.rate = 1;
     m.flags = knows ? FLAG_STATE : 0;
+    m.bytes = knows;
+    m.round = group[g].dealt;
     send(g, &m);
     message_clear(&m, MESSAGE_REPORTED);
     send(g, &m);
@@ -87,7 +90,7 @@ static void test_no_overlap(void **state) {
     now += SETTLE + 1;
     for (int g = 0; g < GROUPS; g++) {
         group[g].incarnation = (uint64_t)(100 + g);
-        join(g, false);
+        join(g, 0);
     }
     for (int i = 0; i < 20; i++) {
         int g = i * 7 % GROUPS;
@@ -103,8 +106,8 @@ static void test_no_overlap(void **state) {
     // A restart of the rendezvous, after which it first listens to the groups.
     beat(2);
     start();
-    join(0, true);
-    join(2, true);
+    join(0, 3);
+    join(2, 3);
     assert_int_equal(deal(0), -1);
     beat(2);
     now += SETTLE;
@@ -113,6 +116,15 @@ static void test_no_overlap(void **state) {
     // A group that knows from a checkpoint that more was dealt.
     group[2].dealt = next + 5 * BLOCK;
     assert_int_equal(deal(2), next + 5 * BLOCK);
+    next += 6 * BLOCK;
+    // Another restart. Once all groups have reported, it deals at once.
+    start();
+    join(0, 3);
+    join(1, 3);
+    assert_int_equal(deal(0), -1);
+    join(2, 3);
+    ask(0);
+    assert_int_equal(group[0].first, next);
     rounds_free(rounds);
     rounds = NULL;
 }
@@ -123,7 +135,7 @@ static void test_nonsense(void **state) {
     start();
     now += SETTLE + 1;
     group[0].incarnation = 1;
-    join(0, false);
+    join(0, 0);
     group[0].dealt = INT64_MAX - 1;
     assert_int_equal(deal(0), -1);  // would overflow
     rounds_free(rounds);

@@ -1,0 +1,243 @@
+// llmc/groups/rounds_groups.c, rounds_close.c, rounds_fetch.c: single decisions of the rendezvous.
+// Groups are simulated by their messages.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <string.h>
+
+#include "llmc/groups/rounds.h"
+
+static const double grace = 3, silent = 3;
+
+typedef struct Sent {
+    char name[NAME_BYTES];
+    Message message;
+} Sent;
+static Sent sent[256];
+static int sents;
+static void note_message(void *context, const char *name, const Message *m) {
+    if (!name || m->kind == MESSAGE_NEWS) return;
+    assert_true(sents < 256);
+    message_name(sent[sents].name, name);
+    memcpy(&sent[sents++].message, m, message_bytes(m));
+}
+
+static const Message *last_sent(const char *name, MessageKind kind) {
+    for (int i = sents - 1; i >= 0; i--) {
+        if (strcmp(sent[i].name, name) == 0 && sent[i].message.kind == kind) return &sent[i].message;
+    }
+    return NULL;
+}
+
+static void tell(Rounds *r, const char *name, uint64_t incarnation, Message *m, double now) {
+    m->incarnation = incarnation;
+    rounds_receive(r, name, m, now);
+}
+
+// A hello and the reports that follow it. known: groups that it knows to take part.
+static void begin_join(Rounds *r, const char *name, uint64_t incarnation, int64_t round, int known,
+                       double now) {
+    static Message m;
+    message_clear(&m, MESSAGE_HELLO);
+    message_text(&m, "a run");
+    m.flags = round < 0 ? 0 : FLAG_STATE;
+    m.iteration = m.groups = 1;
+    m.rate = grace;
+    m.bytes = known;
+    tell(r, name, incarnation, &m, now);
+    message_clear(&m, MESSAGE_STATE);
+    m.round = round;
+    m.chain = 5;
+    if (round >= 0) tell(r, name, incarnation, &m, now);
+}
+
+static void end_join(Rounds *r, const char *name, uint64_t incarnation, double now) {
+    static Message m;
+    message_clear(&m, MESSAGE_REPORTED);
+    tell(r, name, incarnation, &m, now);
+}
+
+static void join(Rounds *r, const char *name, uint64_t incarnation, int64_t round, double now) {
+    begin_join(r, name, incarnation, round, 1, now);
+    end_join(r, name, incarnation, now);
+}
+
+// waited: seconds since the group first offered
+static void make_offer(Rounds *r, const char *name, uint64_t incarnation, double waited, double now) {
+    static Message m;
+    message_clear(&m, MESSAGE_OFFER);
+    m.offers = 1;
+    m.rate = waited;
+    m.offer[0] = (Offer){.incarnation = incarnation, .number = 1, .tokens = 9, .bytes = 1, .hash = 1};
+    message_name(m.offer[0].name, name);
+    tell(r, name, incarnation, &m, now);
+}
+
+static void beat(Rounds *r, const char *name, uint64_t incarnation, double now) {
+    static Message m;
+    message_clear(&m, MESSAGE_BEAT);
+    tell(r, name, incarnation, &m, now);
+    rounds_tick(r, now);
+}
+
+static void want(Rounds *r, const char *name, uint64_t incarnation, int64_t round, double now) {
+    static Message m;
+    message_clear(&m, MESSAGE_FETCH);
+    m.flags = round < 0 ? 0 : FLAG_STATE;
+    m.round = round < 0 ? 0 : round;
+    tell(r, name, incarnation, &m, now);
+    rounds_tick(r, now);
+}
+
+static Rounds *quiet_rounds(void) {
+    const RoundsOptions options = {0, silent, 30, note_message, NULL};
+    sents = 0;
+    return rounds_create(&options, 0);
+}
+
+// Two groups offer, and one dies before the other has its payload. The round closes without it as
+// soon as the dead group is silent, whichever of the two joined first.
+static void test_a_round_needs_a_second_holder(void **state) {
+    for (int first = 0; first < 2; first++) {
+        Rounds *r = quiet_rounds();
+        const char *lives = first ? "g1" : "g0", *dead = first ? "g0" : "g1";
+        join(r, "g0", 1, 4, 100);
+        join(r, "g1", 1, 4, 100);
+        make_offer(r, "g0", 1, 0, 100);
+        make_offer(r, "g1", 1, 0, 100);
+        beat(r, dead, 1, 102);
+        beat(r, lives, 1, 104);  // the grace period is over; the other group may be alive
+        assert_null(last_sent(lives, MESSAGE_CLOSE));
+        beat(r, lives, 1, 105.5);
+        const Message *close = last_sent(lives, MESSAGE_CLOSE);
+        assert_non_null(close);
+        assert_int_equal(close->offers, 1);
+        assert_string_equal(close->offer[0].name, lives);
+        rounds_free(r);
+    }
+}
+
+// A group's offer is held by the other one, so that a round with it can close.
+static void hold(Rounds *r, const char *name, const char *owner, double now) {
+    static Message m;
+    message_clear(&m, MESSAGE_HOLD);
+    m.offers = 1;
+    m.offer[0] = (Offer){.incarnation = 1, .number = 1, .tokens = 9, .bytes = 1, .hash = 1};
+    message_name(m.offer[0].name, owner);
+    tell(r, name, 1, &m, now);
+}
+
+// Starts a rendezvous at 100, and two groups rejoin that have waited for a third one for 2.5 s.
+static Rounds *restarted_rounds(int known) {
+    const RoundsOptions options = {0, silent, 30, note_message, NULL};
+    Rounds *r = rounds_create(&options, 100);
+    sents = 0;
+    for (int g = 0; g < 2; g++) {
+        const char *name = g ? "g1" : "g0";
+        begin_join(r, name, 1, 4, known, 100.2);
+        make_offer(r, name, 1, 2.5, 100.2);
+        end_join(r, name, 1, 100.2);
+    }
+    hold(r, "g0", "g1", 100.2);
+    hold(r, "g1", "g0", 100.2);
+    return r;
+}
+
+// After a restart of the rendezvous, the grace period continues, in a round of the groups that
+// rejoin.
+static void test_a_restart_continues_the_grace_period(void **state) {
+    Rounds *r = restarted_rounds(3);
+    rounds_tick(r, 100.6);
+    assert_null(last_sent("g0", MESSAGE_CLOSE));  // the third group may come back
+    rounds_tick(r, 100.8);
+    const Message *close = last_sent("g0", MESSAGE_CLOSE);
+    assert_non_null(close);
+    assert_int_equal(close->offers, 2);
+    rounds_free(r);
+}
+
+// All groups are there again: the rounds close at once. Nothing else is waited for.
+static void test_all_groups_rejoin(void **state) {
+    Rounds *r = restarted_rounds(2);
+    assert_int_equal(last_sent("g1", MESSAGE_CLOSE)->offers, 2);
+    rounds_free(r);
+    // The third group is late, but it rejoins within the grace period.
+    r = restarted_rounds(3);
+    begin_join(r, "g2", 1, 4, 3, 100.5);
+    make_offer(r, "g2", 1, 0, 100.5);
+    end_join(r, "g2", 1, 100.5);
+    for (int g = 0; g < 2; g++) {
+        const char *name = g ? "g1" : "g0";
+        hold(r, "g2", name, 100.6);
+        hold(r, name, "g2", 100.6);
+    }
+    assert_int_equal(last_sent("g2", MESSAGE_CLOSE)->offers, 3);
+    rounds_free(r);
+}
+
+// A group that comes back to a rendezvous that did not restart has waited because it was cut off:
+// the others have not, and get a grace period.
+static void test_a_group_that_was_cut_off_waits(void **state) {
+    Rounds *r = quiet_rounds();
+    join(r, "g0", 1, 4, 100);
+    join(r, "g1", 1, 4, 100);
+    begin_join(r, "g1", 1, 4, 9, 150);
+    make_offer(r, "g1", 1, 49, 150);
+    end_join(r, "g1", 1, 150);
+    hold(r, "g0", "g1", 150);
+    beat(r, "g0", 1, 152.5);
+    assert_null(last_sent("g1", MESSAGE_CLOSE));
+    beat(r, "g0", 1, 153.5);
+    assert_int_equal(last_sent("g1", MESSAGE_CLOSE)->offers, 1);
+    rounds_free(r);
+}
+
+// No group has the newest state. The one with an earlier state keeps it, at once if the lost group
+// has started again, in any order of the requests. A group that never had state does not win
+// meanwhile.
+static void test_trained_state_wins(void **state) {
+    for (int newcomer_first = 0; newcomer_first < 2; newcomer_first++) {
+        Rounds *r = quiet_rounds();
+        join(r, "g0", 1, 4, 100);
+        join(r, "g1", 1, 4, 100);
+        beat(r, "g0", 1, 103);
+        join(r, "g1", 2, -1, 104);  // was killed
+        if (newcomer_first) want(r, "g1", 2, -1, 104);
+        want(r, "g0", 1, 3, 104);
+        if (!newcomer_first) want(r, "g1", 2, -1, 104);
+        assert_non_null(last_sent("g0", MESSAGE_KEEP));
+        assert_null(last_sent("g1", MESSAGE_KEEP));
+        rounds_free(r);
+    }
+}
+
+// A group that was silent for too long may come back with the newest state: others wait for it.
+static void test_a_lost_group_may_come_back(void **state) {
+    Rounds *r = quiet_rounds();
+    join(r, "g0", 1, 4, 100);
+    join(r, "g1", 1, 4, 100);
+    want(r, "g0", 1, 3, 101);
+    double now = 101;
+    for (; now < 132; now += 1) beat(r, "g0", 1, now);
+    assert_false(rounds_joined(r, "g1"));
+    for (; now < 149; now += 1) beat(r, "g0", 1, now);
+    assert_null(last_sent("g0", MESSAGE_KEEP));
+    for (; now < 153; now += 1) beat(r, "g0", 1, now);
+    assert_non_null(last_sent("g0", MESSAGE_KEEP));
+    rounds_free(r);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_round_needs_a_second_holder),
+        cmocka_unit_test(test_a_restart_continues_the_grace_period),
+        cmocka_unit_test(test_all_groups_rejoin),
+        cmocka_unit_test(test_a_group_that_was_cut_off_waits),
+        cmocka_unit_test(test_trained_state_wins),
+        cmocka_unit_test(test_a_lost_group_may_come_back),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
