@@ -100,6 +100,10 @@ bool member_take(Member *member, int chunk, bool wait, ClosedRound *closed);
 // samples below it have been dealt, as known from a checkpoint. The rendezvous deals upwards from
 // the largest floor; after a restart, from the largest index that any group knows to be dealt.
 int64_t member_samples(Member *member, int64_t count, int64_t floor);
+// Chooses samples without the rendezvous, if it does not answer for too long. Returns the first of
+// `count` samples past those that are known to be dealt. Groups that know of each other choose
+// different ones, but the rendezvous may have dealt them to a group since it was heard last.
+int64_t member_own_samples(Member *member, int64_t count, int64_t floor);
 // Reports the hash of the chunk's state after the round.
 void member_hash(Member *member, int chunk, int64_t round, uint64_t hash);
 // Reports progress for the rendezvous's status table.

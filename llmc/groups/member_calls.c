@@ -378,6 +378,24 @@ int64_t member_samples(Member *m, int64_t count, int64_t floor) {
     return first;
 }
 
+// Of blocks of `count` samples, each of n groups takes every n-th.
+int64_t member_own_samples(Member *m, int64_t count, int64_t floor) {
+    assert(count > 0 && floor >= 0);
+    int64_t groups = 1, index = 0;
+    lock(m);
+    for (int i = 0; i < MAX_GROUPS; i++) {
+        if (!m->peer[i].present) continue;
+        groups++;
+        index += strcmp(m->peer[i].name, m->ledger.name) < 0;
+    }
+    if (floor > m->dealt) m->dealt = floor;
+    int64_t block = m->dealt / count + (m->dealt % count > 0);
+    block += ((index - block) % groups + groups) % groups;
+    m->dealt = (block + 1) * count;
+    unlock(m);
+    return block * count;
+}
+
 void member_hash(Member *m, int chunk, int64_t round, uint64_t hash) {
     assert(chunk >= 0 && chunk < m->ledger.chunks);
     Message message;

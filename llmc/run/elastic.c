@@ -66,11 +66,35 @@ static bool has_samples(const SampleLedger *l, int batch) {
     return l->next + batch <= l->end || l->spare >= 0;
 }
 
+// Rank 0: returns the first sample of the next block, or -1. If none are left, and the rendezvous
+// has dealt none for a grace period, the group chooses them.
+static int64_t next_block(Run *run) {
+    Elastic *e = run->elastic;
+    SampleLedger *l = &e->ledger;
+    double now = monotonic_seconds();
+    int64_t first = member_samples(e->member, l->block, l->dealt);
+    if (first >= 0) {
+        l->asked = 0;
+        l->own = false;
+        return first;
+    }
+    if (l->asked == 0) l->asked = now;
+    bool patient = now < l->asked + run->config.sync_grace_seconds;
+    if (!e->joined || patient || l->next + run->config.global_batch_size <= l->end) return -1;
+    if (!l->own)
+        log_line(run->log,
+                 "the rendezvous has dealt no training samples for %.1f s; continues with samples that "
+                 "another group may use, too",
+                 now - l->asked);
+    l->own = true;
+    return member_own_samples(e->member, l->block, l->dealt);
+}
+
 // Asks for the next block. Collective.
 static void ask_for_samples(Run *run) {
     SampleLedger *l = &run->elastic->ledger;
     if (l->spare >= 0) return;
-    if (run->launch.rank == 0) l->spare = member_samples(run->elastic->member, l->block, l->dealt);
+    if (run->launch.rank == 0) l->spare = next_block(run);
     peers_broadcast(run_peers(run, run->launch.world), &l->spare, sizeof l->spare, 0);
     if (l->spare >= 0 && l->spare + l->block > l->dealt) l->dealt = l->spare + l->block;
 }
@@ -82,7 +106,8 @@ static void log_news(Run *run) {
 }
 
 // Waits until the next step has samples or the run stops. The rendezvous deals them long before
-// they are needed, so this takes time only when the group joins or the rendezvous is away.
+// they are needed, so this takes time only when the group joins or the rendezvous is away, and then
+// at most a grace period since it was asked.
 static void wait_for_samples(Run *run) {
     Elastic *e = run->elastic;
     double began = monotonic_seconds();
@@ -102,7 +127,7 @@ static void wait_for_samples(Run *run) {
                  run->config.rendezvous);
         said = true;
     }
-    e->stats.waited += said ? monotonic_seconds() - began : 0;
+    if (e->joined) e->waited += monotonic_seconds() - began;
 }
 
 int64_t elastic_first_sample(Run *run) {
@@ -326,7 +351,7 @@ static void log_figures(Run *run) {
     json_number(&json, "sync_seconds", sync);
     json_number(&json, "stale_steps", stale);
     json_number(&json, "busy_seconds", f->busy_seconds);
-    json_number(&json, "waited_seconds", e->stats.waited);
+    json_number(&json, "waited_seconds", e->stats.waited + e->waited);
     json_number(&json, "sent_mb", sent);
     json_number(&json, "received_mb", received);
     json_number(&json, "goodput", goodput);

@@ -15,7 +15,8 @@
 //
 // So the outer weights minus the master weights are always the progress that has not counted yet,
 // whatever rounds the group takes part in. Training does not wait for the network, except to join,
-// at the end of the run, and if no samples are dealt because the rendezvous does not answer.
+// at the end of the run, and for a grace period if no samples are dealt because the rendezvous does
+// not answer.
 //
 //   elastic.c         joining, samples, leaving, log
 //   elastic_rounds.c  offers, closed rounds, state for other groups
@@ -71,6 +72,8 @@ typedef struct SampleLedger {
     int64_t spare;  // -1: not dealt yet
     int64_t block;
     int64_t dealt;   // samples dealt to any group, as far as known
+    double asked;    // rank 0: time since which no block was dealt. 0: the last one was
+    bool own;        // rank 0: this group chooses its samples because none are dealt
     bool left;       // the checkpoint was saved when the group left the run in order
     int64_t loaded;  // iteration of that checkpoint
 } SampleLedger;
@@ -92,6 +95,7 @@ struct Elastic {
     int64_t computed;  // tokens trained since the start
     double counted;    // tokens that have counted, averaged over the parameters
     MemberStats stats, reported;
+    double waited;  // seconds that training waited for samples or state
     ElasticFigures figures;
 };
 

@@ -279,6 +279,8 @@ int64_t member_samples(Member *m, int64_t count, int64_t least) {
     return dealt;
 }
 
+int64_t member_own_samples(Member *m, int64_t count, int64_t least) { return -1; }
+
 void member_hash(Member *m, int chunk, int64_t round, uint64_t hash) {
     uint64_t other = hash;
     lock(m);

@@ -221,6 +221,19 @@ static void offers_after_a_dropped_one_are_pulled(void **state) {
     run_member(offer_of_strangers, check_requests);
 }
 
+// Without the rendezvous, groups a and b take blocks of samples in turn.
+static void check_own_samples(void) {
+    MemberStats stats = {0};
+    for (double end = monotonic_seconds() + 20; monotonic_seconds() < end && stats.groups < 2; usleep(1000))
+        member_news(member, &stats);
+    assert_int_equal(stats.groups, 2);
+    assert_int_equal(member_own_samples(member, 10, 30), 40);
+    assert_int_equal(member_own_samples(member, 10, 50), 60);
+    assert_int_equal(member_own_samples(member, 10, 75), 80);
+}
+
+static void samples_without_the_rendezvous(void **state) { run_member(announce_b, check_own_samples); }
+
 // Greets group a as b until it answers. Connects again if there is no answer, because a refuses b
 // until it hears of b. Returns the sequence number of the answer.
 static uint64_t greet(void *socket, uint64_t *sequence) {
@@ -339,6 +352,7 @@ int main(void) {
         cmocka_unit_test(refused_connections_are_made_again),
         cmocka_unit_test(queues_are_bounded),
         cmocka_unit_test(offers_after_a_dropped_one_are_pulled),
+        cmocka_unit_test(samples_without_the_rendezvous),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
