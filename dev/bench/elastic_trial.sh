@@ -5,16 +5,19 @@
 # from the network. The rendezvous restarts twice, and one group runs at half speed for a quarter of
 # the time. Undisturbed runs with other seeds train at the same time, over the loopback.
 # dev/bench/elastic_trial.py describes the results. Targets: goodput at least 88 %, no wait for a
-# round longer than --grace, equal weights in all groups, and a loss between the undisturbed runs'.
+# round longer than --grace (restarts of the rendezvous count, too), training blocked no longer than
+# that, equal weights in all groups, and a loss between the undisturbed runs'.
 #
 #   dev/bench/elastic_trial.sh [--minutes 20] [--mbit 100] [--rtt 50] [--interval 60] [--grace 5]
-#                              [--local-steps 10] [--iters N] [--cpus 0.1] [--undisturbed 2]
-#                              [--seed 1] [--logs FOLDER] [--out FILE.json]
+#                              [--away 1] [--local-steps 10] [--iters N] [--cpus 0.1]
+#                              [--undisturbed 2] [--seed 1] [--logs FOLDER] [--out FILE.json]
 #
 #   minutes      how long groups are disturbed
 #   mbit, rtt    rate of each group's link in Mb/s, and round trip in ms
 #   interval     seconds from one failure to the next
 #   grace        --sync-grace-seconds
+#   away         seconds from a kill of the rendezvous to its restart. Longer than --grace, no round
+#                can close in time, but training is still blocked for at most --grace
 #   iters        --train-iters [minutes x 960]. The run must take longer than the failures
 #   cpus         CPU cores for each group (cgroups)
 #   undisturbed  number of undisturbed runs
@@ -32,7 +35,7 @@ set -euo pipefail
 COMMAND_LINE="dev/bench/elastic_trial.sh${*:+ ${*@Q}}"
 COMMIT=$(git rev-parse --short HEAD 2>/dev/null || say unknown)
 export COMMAND_LINE COMMIT LC_ALL=C OPENBLAS_NUM_THREADS=1
-minutes=20 mbit=100 rtt=50 interval=60 grace=5 steps=10 iters='' cpus=0.1 undisturbed=2 seed=1 logs=''
+minutes=20 mbit=100 rtt=50 interval=60 grace=5 away=1 steps=10 iters='' cpus=0.1 undisturbed=2 seed=1 logs=''
 out=dev/bench/results/elastic_trial.json
 from_caller() { case $1 in /*) say "$1" ;; *) say "$caller/$1" ;; esac; }
 while [ $# -gt 0 ]; do
@@ -43,6 +46,7 @@ while [ $# -gt 0 ]; do
     --rtt) rtt=$2 ;;
     --interval) interval=$2 ;;
     --grace) grace=$2 ;;
+    --away) away=$2 ;;
     --local-steps) steps=$2 ;;
     --iters) iters=$2 ;;
     --cpus) cpus=$2 ;;
@@ -213,10 +217,10 @@ disturb() {
     event end "$1" "$2"
 }
 restart_rendezvous() {
-    event restart rendezvous 1
+    event restart rendezvous "$away"
     pids_of "${prefix}server" rendezvous | xargs -r kill -KILL || true
     wait "$server" 2>/dev/null || true
-    sleep 1
+    sleep "$away"
     serve trial "${prefix}server"
     event end restart rendezvous
 }
