@@ -81,10 +81,10 @@ bool member_is_first(const Member *member);
 // with the same or another group after a lost connection. Returns MEMBER_KEEP if all groups with
 // newer state were lost: the group's own state becomes the run's. `state` is then unchanged, and
 // the group continues from the last round that it took (0: it has just started). Returns
-// MEMBER_BUSY after a second, or if another group wants state: serve it (member_wanted) and call
+// MEMBER_BUSY after `seconds`, or if another group wants state: serve it (member_wanted) and call
 // again. The transfer continues.
 enum { MEMBER_KEEP = -2, MEMBER_BUSY = -3 };
-int64_t member_fetch(Member *member, int chunk, uint8_t *state);
+int64_t member_fetch(Member *member, int chunk, double seconds, uint8_t *state);
 // Returns a chunk that this group has and another one wants, or -1. Answer with member_serve.
 int member_wanted(Member *member);
 // Sends the state of a chunk after `round`. Copies it.

@@ -234,9 +234,7 @@ static int find_wanted(const Member *m) {
     return -1;
 }
 
-enum { FETCH_SECONDS = 1 };  // longest wait of a call
-
-int64_t member_fetch(Member *m, int chunk, uint8_t *state) {
+int64_t member_fetch(Member *m, int chunk, double seconds, uint8_t *state) {
     assert(chunk >= 0 && chunk < m->ledger.chunks && state);
     double start = monotonic_seconds();
     int64_t round = -1;
@@ -245,7 +243,7 @@ int64_t member_fetch(Member *m, int chunk, uint8_t *state) {
     if (!fetch->active) *fetch = (Fetch){.active = true, .round = -1};
     wake(m);
     while (fetch->round < 0 && !fetch->keep && !stopped(m) && find_wanted(m) < 0 &&
-           monotonic_seconds() < start + FETCH_SECONDS)
+           monotonic_seconds() < start + seconds)
         wait_change(m);
     bool busy = fetch->round < 0 && !fetch->keep && !stopped(m);
     if (fetch->round >= 0) {

@@ -2,6 +2,7 @@
 #include "llmc/run/elastic.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -260,7 +261,7 @@ static bool take_over(Run *run) {
     StateHeader header = {0};
     double began = monotonic_seconds(), bytes = 0;
     for (int i = 0; i < chunks_count(e->chunks); i++) {
-        int64_t round = elastic_fetch(run, i);
+        int64_t round = elastic_fetch(run, i, INFINITY);
         if (round == MEMBER_KEEP) continue;  // all groups with newer state were lost
         if (round < 0)
             return run_agreed(run, error_set(&run->error, EXIT_STOPPED, "stopped while joining the run at %s",

@@ -15,8 +15,8 @@
 //
 // So the outer weights minus the master weights are always the progress that has not counted yet,
 // whatever rounds the group takes part in. Training does not wait for the network, except to join,
-// at the end of the run, and for a grace period if no samples are dealt because the rendezvous does
-// not answer.
+// at the end of the run, and for at most a grace period if no samples are dealt because the
+// rendezvous does not answer, or if rounds were missed and the state is fetched.
 //
 //   elastic.c         joining, samples, leaving, log
 //   elastic_rounds.c  offers, closed rounds, state for other groups
@@ -53,6 +53,7 @@ typedef struct ChunkSync {
     bool queued;     // the offer is being encoded and not sent yet
     bool open;       // the offer has not counted yet
     bool again;      // offer as soon as possible
+    bool fetching;   // rounds were missed, and the state has not arrived yet: no offers
     bool last;       // the last round of the run is done
     uint8_t *sent;   // rank 0: the offer's payload
 } ChunkSync;
@@ -89,11 +90,12 @@ struct Elastic {
     uint32_t source;                       // hash of the group's name
     SampleLedger ledger;
     bool joined;
-    bool ending;       // this group or another has reached the end of the run
-    bool last;         // offers are the last of the run
-    bool leaving;      // this group stops early, after its last contribution
-    int64_t computed;  // tokens trained since the start
-    double counted;    // tokens that have counted, averaged over the parameters
+    bool ending;            // this group or another has reached the end of the run
+    bool last;              // offers are the last of the run
+    bool leaving;           // this group stops early, after its last contribution
+    double fetching_since;  // rank 0: time since which a chunk is fetched, 0: none is
+    int64_t computed;       // tokens trained since the start
+    double counted;         // tokens that have counted, averaged over the parameters
     MemberStats stats, reported;
     double waited;  // seconds that training waited for samples or state
     ElasticFigures figures;
@@ -108,7 +110,8 @@ void elastic_send_offers(Run *run);
 // Reports the hashes of the latest rounds. Collective.
 void elastic_report_hashes(Run *run);
 // Fetches a chunk's state from another group, and serves others meanwhile. Returns its round, -1 if
-// stopped, or MEMBER_KEEP. Collective.
-int64_t elastic_fetch(Run *run, int chunk);
+// stopped, MEMBER_KEEP, or MEMBER_BUSY after `patience` (rank 0's) seconds: call again later.
+// Collective.
+int64_t elastic_fetch(Run *run, int chunk, double patience);
 
 LLMC_END

@@ -16,6 +16,7 @@ void elastic_offer(Run *run, int chunk) {
     Elastic *e = run->elastic;
     ChunkSync *s = &e->sync[chunk];
     bool first = run->launch.rank == 0;
+    if (s->fetching) return;
     s->key = (uint32_t)run->iteration;
     OfferHeader header = {.key = s->key, .last = e->last, .scheduled = run->scheduled};
     uint8_t *message = first ? s->sent + CHUNK_HEADER_BYTES : NULL;
@@ -204,20 +205,25 @@ static void serve_state(Run *run, int chunk) {
     if (first) member_serve(e->member, chunk, e->sync[chunk].round, e->state);
 }
 
-int64_t elastic_fetch(Run *run, int chunk) {
+int64_t elastic_fetch(Run *run, int chunk, double patience) {
     Elastic *e = run->elastic;
     struct {
         int64_t round;
         int wanted;
-    } found = {0, -1};
+        bool over;
+    } found = {0, -1, false};
+    double until = monotonic_seconds() + patience;
     for (;;) {
         if (run->launch.rank == 0) {
-            found.round = member_fetch(e->member, chunk, e->state);
+            double left = until - monotonic_seconds();
+            found.over = left <= 0;
+            found.round = member_fetch(e->member, chunk, left < 1.0 ? left : 1.0, e->state);
             found.wanted = found.round == MEMBER_BUSY ? member_wanted(e->member) : -1;
         }
         peers_broadcast(world_of(run), &found, sizeof found, 0);
         if (found.round != MEMBER_BUSY) break;
         if (found.wanted >= 0) serve_state(run, found.wanted);
+        if (found.over) return MEMBER_BUSY;
         run_poll_stop(run);
         if (run->stop.reason) return -1;
     }
@@ -225,8 +231,9 @@ int64_t elastic_fetch(Run *run, int chunk) {
     return found.round;
 }
 
-// Takes over the state of a chunk after missed rounds. The group keeps its own progress. Returns
-// false if the run stops.
+// Takes over the state of a chunk after missed rounds. The group keeps its own progress. If the
+// state does not arrive within a grace period, training continues, and the next step tries again.
+// Returns false if the run stops.
 static bool catch_up(Run *run, const GroupEvent *event) {
     Elastic *e = run->elastic;
     int chunk = event->chunk;
@@ -234,8 +241,14 @@ static bool catch_up(Run *run, const GroupEvent *event) {
     size_t bytes = (size_t)e->payload_bytes[chunk];
     ChunkPart counted = {.key = s->key, .weight = 1.0f, .own = true};
     uint8_t *payload = NULL;
-    int64_t round = elastic_fetch(run, chunk);
+    if (e->fetching_since == 0) e->fetching_since = monotonic_seconds();
+    double until = e->fetching_since + run->config.sync_grace_seconds;
+    int64_t round = elastic_fetch(run, chunk, until - monotonic_seconds());
+    if (round == MEMBER_BUSY && !s->fetching)
+        log_line(run->log, "missed rounds of chunk %d; training continues until its state arrives", chunk);
+    s->fetching = round == MEMBER_BUSY;
     s->again = true;
+    if (s->fetching) return true;
     if (round == MEMBER_KEEP) return true;  // the own state is the newest one left
     if (round < 0) return false;
     if (event->own) {
@@ -255,7 +268,15 @@ static bool catch_up(Run *run, const GroupEvent *event) {
     return true;
 }
 
+// Returns true if the state of a chunk has not arrived yet.
+static bool any_fetching(const Elastic *e) {
+    for (int i = 0; i < chunks_count(e->chunks); i++)
+        if (e->sync[i].fetching) return true;
+    return false;
+}
+
 bool elastic_events(Run *run, double until) {
+    Elastic *e = run->elastic;
     int chunk = 0;
     for (;;) {
         GroupEvent event = {0};
@@ -269,9 +290,12 @@ bool elastic_events(Run *run, double until) {
             case ROUND_CLOSED: merge_round(run, &event, &closed); break;
             case ROUNDS_MISSED:
                 if (!catch_up(run, &event)) return event.over;
+                chunk = event.chunk + e->sync[event.chunk].fetching;
                 break;
             case STATE_WANTED: serve_state(run, event.chunk); break;
-            case NOTHING_LEFT: return event.over;
+            case NOTHING_LEFT:
+                if (!any_fetching(e)) e->fetching_since = 0;
+                return event.over;
         }
     }
 }

@@ -64,6 +64,36 @@ check "Muon" equal 2 -- --optimizer muon
 check "Muon, momentum in bf16, tensor parallelism" equal 4 "${tp[@]}" -- --optimizer muon --exp-avg-dtype bf16
 check "delayed FP8 scales" equal 2 -- --fp8-format hybrid
 
+# Starts a group in the background, as part of a long run.
+long_group() { group "$@" --train-iters 100000 --sync-grace-seconds 1 --log-interval 1 & }
+iteration() { sed -n 's/^ iteration *\([0-9]*\)\/.*/\1/p' "$work/$1.out" | tail -n 1; }
+more_syncs() { # NAME COUNT
+    local at
+    at=$(($(syncs "$1") + $2))
+    wait_until eval "[ \$(syncs $1) -ge $at ]" || { why="group $1: $(tail -n 1 "$work/$1.err")"; return 1; }
+}
+# A group misses rounds, and no other group sends the state. It trains on until one does.
+trains_on() {
+    local jobs=() before
+    fresh
+    long_group one 1
+    jobs+=("$!")
+    long_group two 2 "${tp[@]}"
+    jobs+=("$!")
+    more_syncs two 3 && more_syncs one 3 || return 1
+    touch "$keys/hold.0.0.two"
+    wait_until grep -q "^missed rounds of chunk" "$work/two.out" || { why="it missed nothing"; return 1; }
+    before=$(iteration two)
+    wait_until eval "[ \$(iteration two) -gt $((before + 50)) ]" || { why="it does not train"; return 1; }
+    rm "$keys/hold.0.0.two"
+    more_syncs two 5 && more_syncs one 5 || return 1
+    # shellcheck disable=SC2046 # one word per rank
+    kill -TERM $(rank_pids)
+    wait "${jobs[@]}"
+    ! cat "$work/one.out" "$work/two.out" | grep -E 'hashes differ' || { why="the groups differ"; return 1; }
+}
+check "a group that has missed rounds trains on until their state arrives" trains_on
+
 # A group alone that sends pseudo-gradients in fp32 and takes them over as they are trains like a
 # run of its own.
 alone() {

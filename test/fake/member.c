@@ -170,7 +170,17 @@ Member *member_join(const MemberOptions *options, Error *err) {
 
 bool member_is_first(const Member *m) { return m->first; }
 
-int64_t member_fetch(Member *m, int chunk, uint8_t *state) {
+// While the folder has a file "hold" with the name of a group, the group takes no rounds until it
+// has missed some, and then no state arrives.
+static bool held(const Member *m) {
+    char *path = at(m, "hold", 0, 0, m->o.name);
+    bool found = access(path, F_OK) == 0;
+    free(path);
+    return found;
+}
+
+int64_t member_fetch(Member *m, int chunk, double seconds, uint8_t *state) {
+    double start = now();
     size_t bytes = (size_t)m->o.state_bytes[chunk];
     uint8_t *read = xmalloc(bytes + 8, "a state");
     char name[MOST_GROUPS][NAME_BYTES];
@@ -180,7 +190,7 @@ int64_t member_fetch(Member *m, int chunk, uint8_t *state) {
     unlock(m);
     while (!m->o.stopped || !m->o.stopped()) {
         lock(m);
-        bool got = get(at(m, "state", chunk, 0, m->o.name), read, bytes + 8) == bytes + 8;
+        bool got = !held(m) && get(at(m, "state", chunk, 0, m->o.name), read, bytes + 8) == bytes + 8;
         bool alone = present(m, name) == 1;
         unlock(m);
         if (got) {
@@ -190,9 +200,14 @@ int64_t member_fetch(Member *m, int chunk, uint8_t *state) {
             break;
         }
         if (alone) break;
+        if (now() >= start + seconds) {
+            round = MEMBER_BUSY;
+            break;
+        }
         usleep(2000);
     }
     if (round >= 0) m->seen[chunk] = round;
+    if (round >= 0) drop(at(m, "want", chunk, 0, m->o.name));
     free(read);
     return round;
 }
@@ -241,6 +256,7 @@ static bool take(Member *m, int chunk, ClosedRound *closed) {
     m->bytes = xrealloc(m->bytes, record * MOST_GROUPS, "a round");
     size_t got = get(at(m, "round", chunk, round, ""), m->bytes, record * MOST_GROUPS);
     closed->missed = got == 0;
+    if (held(m) && !closed->missed) return false;
     for (size_t i = 0; i < got / record; i++) {
         Head head;
         memcpy(&head, m->bytes + i * record, sizeof head);
@@ -253,7 +269,7 @@ static bool take(Member *m, int chunk, ClosedRound *closed) {
     }
     closed->contributions = (int)(got / record);
     closed->contribution = m->part;
-    m->seen[chunk] = round;
+    if (!closed->missed) m->seen[chunk] = round;
     return true;
 }
 
