@@ -89,8 +89,8 @@ void ledger_report(Ledger *l);
 // Handles a message of the rendezvous. Other kinds than welcome, offer, close and reset are
 // ignored.
 void ledger_receive(Ledger *l, const Message *message);
-// Offers a payload (keeps a reference). Replaces an open offer. If the open offer turns out to have
-// counted already, the new one is void, because it contains the same tokens.
+// Offers a payload (keeps a reference). Replaces one that is not announced yet. If an open offer
+// has counted already, the new one is void, because it contains the same tokens.
 void ledger_offer(Ledger *l, int c, int64_t tokens, Payload *payload, uint64_t hash);
 // A payload has been received (keeps a reference), or its owner no longer has it (NULL).
 void ledger_received(Ledger *l, int c, const Offer *offer, Payload *payload);

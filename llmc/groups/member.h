@@ -54,7 +54,7 @@ typedef struct ClosedRound {
     const Contribution *contribution;  // (contributions) sorted by name; valid until the next member_take
     // An offer of this group is among them; otherwise the latest one stays in the next open round.
     // If its tokens are fewer than the latest offer's, it is an earlier one that the round closed
-    // with while it was replaced; the latest offer, which contains it, is then withdrawn.
+    // with; the latest offer, which contains it, is then withdrawn.
     bool own;
     // Rounds are no longer kept: fetch the chunk's state (member_fetch) instead. There are no
     // contributions, and `own` says whether the latest offer counted in a missed round.
@@ -89,7 +89,8 @@ int64_t member_fetch(Member *member, int chunk, double seconds, uint8_t *state);
 int member_wanted(Member *member);
 // Sends the state of a chunk after `round`. Copies it.
 void member_serve(Member *member, int chunk, int64_t round, const uint8_t *state);
-// Offers a pseudo-gradient. Copies it. Replaces an earlier offer that has not been closed.
+// Offers a pseudo-gradient. Copies it. While an earlier offer is open, rounds close with that one;
+// once it counts, this one, which contains its progress, is void: offer again.
 void member_offer(Member *member, int chunk, int64_t tokens, const uint8_t *payload);
 // Takes the next closed round of the chunk. wait: blocks until there is one. Returns false if there
 // is none, the Member was stopped, or another group wants state while it waits: serve it

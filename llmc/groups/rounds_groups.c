@@ -282,13 +282,14 @@ static void receive_offer(Rounds *r, int g, const Message *m) {
     if (offer->incarnation != r->group[g].incarnation || strcmp(offer->name, r->group[g].name) != 0) return;
     if (offer->after >= offer->number) return;  // it would stay open when it has counted
     if (!chunk->known[g].ready || rounds_counted(r, m->chunk, g, offer)) return;
-    if (open->open && offer->number <= open->offer.number) return;
+    r->group[g].late = false;
+    // Until the open offer counts, newer ones are ignored: groups make one every H steps, and if
+    // transfers take as long, all groups would never hold all offers at the same time.
+    if (open->open) return;
     // The wait of a group that was cut off counts from now. One that began before this rendezvous
     // started continues.
-    double since = open->open ? open->since : r->now;
-    if (!open->open && r->now - m->rate < r->started) since = r->now - m->rate;
-    *open = (OpenOffer){true, GROUP_BIT(g), since, *offer};
-    r->group[g].late = false;
+    double since = r->now - m->rate < r->started ? r->now - m->rate : r->now;
+    *open = (OpenOffer){.open = true, .holders = GROUP_BIT(g), .since = since, .offer = *offer};
     if (!r->group[g].joined) return;
     forward_offer(r, m->chunk, g, -1);
     rounds_close(r, m->chunk);

@@ -66,14 +66,19 @@ static void join(Rounds *r, const char *name, uint64_t incarnation, int64_t roun
 }
 
 // waited: seconds since the group first offered
-static void make_offer(Rounds *r, const char *name, uint64_t incarnation, double waited, double now) {
+static void make_numbered_offer(Rounds *r, const char *name, uint64_t incarnation, int64_t number,
+                                double waited, double now) {
     static Message m;
     message_clear(&m, MESSAGE_OFFER);
     m.offers = 1;
     m.rate = waited;
-    m.offer[0] = (Offer){.incarnation = incarnation, .number = 1, .tokens = 9, .bytes = 1, .hash = 1};
+    m.offer[0] = (Offer){.incarnation = incarnation, .number = number, .tokens = 9, .bytes = 1, .hash = 1};
     message_name(m.offer[0].name, name);
     tell(r, name, incarnation, &m, now);
+}
+
+static void make_offer(Rounds *r, const char *name, uint64_t incarnation, double waited, double now) {
+    make_numbered_offer(r, name, incarnation, 1, waited, now);
 }
 
 static void beat(Rounds *r, const char *name, uint64_t incarnation, double now) {
@@ -128,6 +133,55 @@ static void hold(Rounds *r, const char *name, const char *owner, double now) {
     m.offer[0] = (Offer){.incarnation = 1, .number = 1, .tokens = 9, .bytes = 1, .hash = 1};
     message_name(m.offer[0].name, owner);
     tell(r, name, 1, &m, now);
+}
+
+// Groups make new offers faster than their payloads are transferred. The round closes with the
+// first ones, which the newer ones contain.
+static void test_a_round_closes_while_offers_are_renewed(void **state) {
+    Rounds *r = quiet_rounds();
+    join(r, "g0", 1, 4, 100);
+    join(r, "g1", 1, 4, 100);
+    make_offer(r, "g0", 1, 0, 100);
+    make_offer(r, "g1", 1, 0, 100);
+    hold(r, "g0", "g1", 100.1);
+    make_numbered_offer(r, "g0", 1, 2, 0.2, 100.2);
+    make_numbered_offer(r, "g1", 1, 2, 0.2, 100.2);
+    assert_int_equal(last_sent("g0", MESSAGE_OFFER)->offer[0].number, 1);
+    hold(r, "g1", "g0", 100.3);
+    const Message *close = last_sent("g0", MESSAGE_CLOSE);
+    assert_non_null(close);
+    assert_int_equal(close->offers, 2);
+    for (int i = 0; i < 2; i++) assert_int_equal(close->offer[i].number, 1);
+    beat(r, "g0", 1, 104);
+    beat(r, "g1", 1, 104);
+    beat(r, "g0", 1, 106);
+    assert_int_equal(last_sent("g0", MESSAGE_CLOSE)->round, 5);  // the newer ones are void
+    rounds_free(r);
+}
+
+// An offer that a round leaves out, because its transfer takes long, counts in the next round.
+static void test_a_slow_offer_counts_later(void **state) {
+    Rounds *r = quiet_rounds();
+    join(r, "g0", 1, 4, 100);
+    join(r, "g1", 1, 4, 100);
+    make_offer(r, "g0", 1, 0, 100);
+    make_offer(r, "g1", 1, 0, 100);
+    hold(r, "g0", "g1", 100.1);
+    make_numbered_offer(r, "g0", 1, 2, 0.2, 100.2);
+    beat(r, "g1", 1, 102);
+    beat(r, "g0", 1, 103.1);
+    const Message *close = last_sent("g1", MESSAGE_CLOSE);
+    assert_non_null(close);
+    assert_int_equal(close->offers, 1);
+    assert_string_equal(close->offer[0].name, "g1");
+    hold(r, "g1", "g0", 104);
+    beat(r, "g1", 1, 105);
+    beat(r, "g0", 1, 106.5);
+    close = last_sent("g1", MESSAGE_CLOSE);
+    assert_int_equal(close->round, 6);
+    assert_string_equal(close->offer[0].name, "g0");
+    assert_int_equal(close->offer[0].number, 1);
+    rounds_free(r);
 }
 
 // Starts a rendezvous at 100, and two groups rejoin that have waited for a third one for 2.5 s.
@@ -233,6 +287,8 @@ static void test_a_lost_group_may_come_back(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_round_needs_a_second_holder),
+        cmocka_unit_test(test_a_round_closes_while_offers_are_renewed),
+        cmocka_unit_test(test_a_slow_offer_counts_later),
         cmocka_unit_test(test_a_restart_continues_the_grace_period),
         cmocka_unit_test(test_all_groups_rejoin),
         cmocka_unit_test(test_a_group_that_was_cut_off_waits),
