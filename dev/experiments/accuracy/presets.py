@@ -23,6 +23,16 @@ def fp8_presets(name, preset):
 STAGES = ["--pipeline-model-parallel-size", "2", "--quantized-activations"]
 
 
+TWO_BITS = ["--gradient-quantization-bits-inter", "2"]  # between nodes
+# With this factor, Muon's updates have AdamW's size, so that AdamW's learning rate and weight decay
+# carry over.
+MUON = ["--optimizer", "muon", "--muon-extra-scale-factor", "0.2", "--muon-nesterov"]
+
+
+def outer(rate, momentum):
+    return ["--outer-lr", rate, "--outer-momentum", momentum]
+
+
 def gradient_groups(size):
     return ["--gq-group-size-intra", str(size), "--gq-group-size-inter", str(size)]
 
@@ -50,9 +60,9 @@ PRESETS = {
     "lossless": ("lossless", [], FOUR[:1]),
     "eden-lossless": ("eden-lossless", [], FOUR),
     "local": ("local", [], FOUR),
-    "local-0.7-0.9": ("local", ["--outer-lr", "0.7", "--outer-momentum", "0.9"], FOUR[:1]),  # DiLoCo's
+    "local-0.7-0.9": ("local", outer("0.7", "0.9"), FOUR[:1]),  # DiLoCo's
     "qwd-nearest": ("qwd", ["--wq-rounding", "nearest"], FOUR[:1]),
-    "eden2": ("eden3", ["--gradient-quantization-bits-inter", "2"], FOUR[:1]),
+    "eden2": ("eden3", TWO_BITS, FOUR[:1]),
     "activations8": ("baseline", STAGES, FOUR[:1]),
     "activations4": ("baseline", [*STAGES, "--activation-quantization-bits-forward", "4",
                                   "--activation-quantization-bits-backward", "4"], FOUR[:1]),
@@ -64,6 +74,13 @@ PRESETS = {
                              "--quantized-tensor-parallel"], FOUR[:1]),
     **fp8_presets("fp8-", "baseline"),
     **fp8_presets("sdp4bit-fp8-", "sdp4bit"),
+    "local-eden2": ("local", TWO_BITS, FOUR[:1]),
+    "local-1-0.7": ("local", outer("1", "0.7"), FOUR[:1]),
+    "muon": ("baseline", MUON, FOUR[:1]),
+    "muon-local": ("local", MUON, FOUR[:1]),  # MuLoCo
+    "muon-local-eden2": ("local", MUON + TWO_BITS, FOUR[:1]),
+    "muon-local-1-0.7": ("local", MUON + outer("1", "0.7"), FOUR[:1]),
+    "muon-local-0.7-0.9": ("local", MUON + outer("0.7", "0.9"), FOUR[:1]),
 }
 SETS = {
     "all": list(PRESETS),
@@ -76,6 +93,9 @@ SETS = {
     "fp8": ["baseline", *fp8_presets("fp8-", "")],
     "layouts": ["baseline", "activations8", "activations4", "tensor8"],
     "sdp4bit-fp8": ["baseline", "sdp4bit", *fp8_presets("sdp4bit-fp8-", "")],
+    "optimizers": ["baseline", "muon"],
+    "muloco": ["local", "local-1-0.7", "local-0.7-0.9", "local-eden2", "muon-local", "muon-local-1-0.7",
+               "muon-local-0.7-0.9", "muon-local-eden2"],
 }
 # FP8 presets and the presets with bf16 linear layers that they must equal.
 FP8_EQUAL = [*((preset, "baseline") for preset in fp8_presets("fp8-", "")),
@@ -95,6 +115,15 @@ PAPER_EQUAL = ["qwd", "tlq-hs", "sdp4bit"]  # according to the paper, as good as
 def trains_alone(preset):
     """Returns true if nodes exchange weights every H steps (--local-steps) instead of gradients."""
     return PRESETS.get(preset, ("",))[0] == "local"
+
+
+def reference_of(preset):
+    """Returns the data-parallel preset that a preset of a sweep is compared with.
+
+    Local steps are compared with the same optimizer, Muon with AdamW. None for the baseline."""
+    if preset == "baseline":
+        return None
+    return "muon" if preset.startswith("muon-") else "baseline"
 
 
 def moved(learning_rate, units):
