@@ -159,6 +159,78 @@ rm "$work/five"/*
 made five baseline 1 null
 check "a result without its loss" wrong "not a result of this program" "$work/five"
 
+# ---- synthetic sweeps ----------------------------------------------------------------------------
+# swept FOLDER PRESET NODES LR ITERATIONS SEED LOSS [BATCH]: writes a result of a sweep.
+swept() {
+    local lost=false
+    [ "$7" != null ] || lost=true
+    mkdir -p "$work/$1-sweep"
+    printf '{"arm":"%s","seed":%d,"settings":{"model":"125m","iterations":%d,"global_batch_size":%d,"lr":%s,
+"ranks":%d,"ranks_per_node":1,"eval_iterations":2,"warmup_fraction":0.05,"flags":[]},
+"data":"text","commit":"c","device":"d","parameters":7,"diverged":%s,"valid_loss":%s,
+"train_loss":{"every":1,"mean":[3]},"tokens_per_second":1000,"errors":[]}\n' \
+        "$2" "$6" "$5" "${8:-64}" "$4" "$3" $lost "$7" \
+        >"$work/$1-sweep/$2.$3x1.lr$4.i$5.$6.json"
+}
+# sweep_says FOLDER TEXT...: the page of the sweep contains the texts, ignoring line breaks.
+sweep_says() {
+    local text folder=$1
+    shift
+    "$study" report "$work/$folder-sweep" --out "$work/page" >"$work/out" 2>"$work/err" ||
+        { say "exit code $?"; return 1; }
+    for text; do
+        tr -s ' \n' ' ' <"$work/page/125m-sweep.md" | grep -qF -- "$text" || {
+            why="no '$text' in $(grep -F "${text:0:12}" "$work/page/125m-sweep.md" | head -n 3)"
+            return 1
+        }
+    done
+}
+swept s baseline 1 0.001 1000 1 3.0
+swept s baseline 1 0.001 1000 2 3.1
+swept s baseline 1 0.002 1000 1 3.2
+swept s baseline 1 0.004 1000 1 null
+swept s muon 1 0.002 1000 1 2.9
+swept s muon 1 0.002 1000 2 3.0
+swept s muon 1 0.002 500 1 3.1
+swept s muon 1 0.002 500 2 3.15
+# The loss of seed 1 is reached in the middle of log(500) and log(1000), 0.5 * 2^(1/2) of the steps,
+# and of seed 2 after a third, 0.5 * 2^(1/3). With one degree of freedom t = 12.706, so the half
+# width is 12.706 * (0.7071 - 0.6300) / 2.
+crossings() {
+    sweep_says s '| muon | 1 x 1 | 1000 iterations, lr 0.001 | 1: 0.707, 2: 0.630 | 0.669 | 0.490 | inconclusive; goal inconclusive |' \
+        '| baseline | 1 x 1 | 1000 | 0.001 | the smallest | 3.05000 | - | 0 |' \
+        '| muon | 1 x 1 | 1000 | 0.002 | the only one | 2.95000 | baseline, lr 0.001 | 2 | -0.10000 | 0.00000 | -3.279 | better |' \
+        '| muon | 1 x 1 | 500 | 0.002 | the only one | 3.12500 | - | 0 |' \
+        '| baseline | 1 x 1 | 1000 | 0.004 | 1 | - (1 diverged) | - | 1,000 |' \
+        'The best learning rate is at the edge of those run** (baseline, 1000 iterations)'
+}
+check "sweep: steps to the baseline's loss, with known answers" crossings
+goal() { # three equal fractions reach the goal
+    swept s baseline 1 0.001 1000 3 3.2 && swept s muon 1 0.002 1000 3 3.1 &&
+        swept s muon 1 0.002 500 3 3.3 && swept s muon 1 0.002 500 2 3.2 &&
+        sweep_says s '1: 0.707, 2: 0.707, 3: 0.707 | 0.707 | 0.000 | fewer steps; goal reached |' || return 1
+    swept s muon 1 0.002 1000 3 3.25 && sweep_says s '3: >1.000 | - | - | outside the lengths run |' || return 1
+    swept s muon 1 0.002 500 3 3.1 && sweep_says s '3: <0.500 | - | - | outside the lengths run |'
+}
+check "sweep: the goal and bounds" goal
+local_reference() { # local steps are compared with the same optimizer, which may have another layout
+    swept s local 2 0.001 1000 1 3.3 && swept s muon-local 4 0.002 1000 1 2.958 &&
+        sweep_says s '| local | 2 x 1 | 1000 | 0.001 | the only one | 3.30000 | baseline, lr 0.001 | 1 | +0.30000 | - | +10.000 | one seed: inconclusive |' \
+            '| muon-local | 4 x 1 | 1000 | 0.002 | the only one | 2.95800 | muon, lr 0.002 | 1 | +0.05800 | - | +2.000 |'
+}
+check "sweep: the reference of local steps" local_reference
+sweep_settings() {
+    local rc=0
+    swept s muon 1 0.002 1000 4 3.0 32
+    "$study" report "$work/s-sweep" --out "$work/page" >"$work/out" 2>"$work/err" || rc=$?
+    error_names 5 "global_batch_size 64 and 32" $rc || return 1
+    swept t muon 1 0.002 1000 1 3.0
+    rc=0
+    "$study" report "$work/t-sweep" --out "$work/page" >"$work/out" 2>"$work/err" || rc=$?
+    error_names 5 "run the baseline first" $rc
+}
+check "sweep: other settings and no baseline are refused" sweep_settings
+
 # ---- real runs -----------------------------------------------------------------------------------
 tiny=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32 \
     --make-vocab-size-divisible-by 8 --tokenizer-type Byte --lr 3e-3 --min-lr 3e-4)
@@ -278,11 +350,45 @@ check "two processes do not execute the same run" claimed_elsewhere
 usage() { # CODE TEXT OPTIONS...
     local rc=0 code=$1 text=$2
     shift 2
-    "$study" run --data "$data" --device cpu "$@" >"$work/out" 2>"$work/err" || rc=$?
+    "$study" "${command:-run}" --data "$data" --device cpu "$@" >"$work/out" 2>"$work/err" || rc=$?
     error_names "$code" "$text" $rc
 }
 check "an unknown preset" usage 2 "sdp4bit-nearest" --presets sdp5bit
 check "an unknown model" usage 2 "train_1b.sh" --model 1b
 check "no data" usage 5 "token shard" --data "$work/absent"
 check "a folder that is not writable" usage 5 "/proc/none" --results /proc/none
+# sweeps CODE OPTIONS...: runs a sweep on the CPU and checks its exit code.
+sweeps() {
+    local rc=0 code=$1
+    shift
+    "$study" sweep --data "$data" --device cpu --global-batch-size 8 --eval-iterations 2 \
+        --warmup-fraction 0.2 --results "$work/study" "$@" -- "${tiny[@]}" >"$work/out" 2>"$work/err" || rc=$?
+    [ $rc = "$code" ] || { say "exit code $rc instead of $code"; return 1; }
+}
+real_sweep() {
+    sweeps 0 --lrs 3e-3,6e-3 --iterations 6,4 --seeds 1 && grep -q '0 of 8 runs are done' "$work/out" &&
+        sweeps 0 --presets muon --lrs 6e-3 --iterations 4 --seeds 1,2 &&
+        grep -q '1 of 2 runs are done' "$work/out" &&
+        sweeps 0 --presets muon-local-eden2 --lrs 3e-3 --iterations 6 --seeds 1 --ranks 2 || return 1
+    "$study" report "$work/study/125m-sweep" --out "$work/page2" >"$work/out" 2>"$work/err" &&
+        grep -q '^| muon | 1 x 1 | 4 | 0.006 | 2 |' "$work/page2/125m-sweep.md" ||
+        { say "the report"; return 1; }
+    python3 - "$work/study" <<'END' 2>"$work/err" || { why=$(tail -n 1 "$work/err"); return 1; }
+import json, sys
+load = lambda name: json.load(open(f"{sys.argv[1]}/125m-sweep/{name}.1.json"))
+log = lambda name: [json.loads(line) for line in open(f"{sys.argv[1]}/raw/125m-sweep/{name}.1/log.jsonl")]
+adam, muon = load("baseline.1x1.lr0.003.i6"), load("muon.1x1.lr0.003.i6")
+groups, short = load("muon-local-eden2.2x1.lr0.003.i6"), load("muon.1x1.lr0.003.i4")
+assert adam["settings"] == muon["settings"] and adam["settings"]["lr"] == 0.003, adam["settings"]
+assert short["settings"]["iterations"] == 4 and groups["settings"]["ranks"] == groups["nodes"] == 2, groups
+# The same initial weights and data, with another optimizer, length and layout.
+assert adam["train_loss"]["mean"][0] == muon["train_loss"]["mean"][0] == short["train_loss"]["mean"][0]
+assert abs(groups["train_loss"]["mean"][0] - muon["train_loss"]["mean"][0]) < 1e-2, groups
+assert adam["valid_loss"] != muon["valid_loss"] != groups["valid_loss"]
+used = next(r for r in log("muon.1x1.lr0.003.i6") if r["kind"] == "start")["arguments"]
+assert [used[k] for k in ("optimizer", "lr", "min_lr", "lr_decay_iters")] == ["muon", 0.003, 0, 6], used
+END
+}
+check "a sweep: presets, learning rates, lengths and layouts" real_sweep
+command=sweep check "a learning rate that is not positive" usage 2 "--lrs 1e-3,0" --lrs 1e-3,0
 finish

@@ -67,22 +67,34 @@ def status(options):
     return 0
 
 
-def read_results(folders):
-    """Returns {preset: {seed: result}}, with the presets in the study's order."""
-    found, settings, first = {}, None, None
+def results_in(folders, varied=()):
+    """Yields the results in the folders. Their settings, except those named in `varied`, must be equal."""
+    settings, first = None, None
     for folder in folders:
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         for path in (os.path.join(folder, n) for n in names if n.endswith(".json")):
             result = read_result(path)
-            settings, first = settings or result["settings"], first or path
-            if result["settings"] != settings:
-                differ = difference(settings, result["settings"])
-                raise StudyError(5, f"{first} and {path} were made with different settings: {differ}")
-            preset, seed = result["arm"], result["seed"]
-            seeds = found.setdefault(preset, {})
-            if seed in seeds and seeds[seed]["valid_loss"] != result["valid_loss"]:
-                raise StudyError(5, f"two results of {preset} seed {seed} with different losses; keep one")
-            seeds[seed] = result
+            shared = {k: v for k, v in result["settings"].items() if k not in varied}
+            settings, first = settings or shared, first or path
+            if shared != settings:
+                raise StudyError(5, f"{first} and {path} were made with different settings: "
+                                    f"{difference(settings, shared)}")
+            yield result
+
+
+def add_result(seeds, result, name):
+    """Adds a result to {seed: result}. The same run may be in two folders, with the same loss."""
+    seed = result["seed"]
+    if seed in seeds and seeds[seed]["valid_loss"] != result["valid_loss"]:
+        raise StudyError(5, f"two results of {name} seed {seed} with different losses; keep one")
+    seeds[seed] = result
+
+
+def read_results(folders):
+    """Returns {preset: {seed: result}}, with the presets in the study's order."""
+    found = {}
+    for result in results_in(folders):
+        add_result(found.setdefault(result["arm"], {}), result, result["arm"])
     if "baseline" not in found:
         raise StudyError(5, f"no baseline result in {', '.join(folders)}; run the baseline first")
     order = [*PRESETS, *sorted(set(found) - set(PRESETS))]
