@@ -210,7 +210,9 @@ goal() { # three equal fractions reach the goal
         swept s muon 1 0.002 500 3 3.3 && swept s muon 1 0.002 500 2 3.2 &&
         sweep_says s '1: 0.707, 2: 0.707, 3: 0.707 | 0.707 | 0.000 | fewer steps; goal reached |' || return 1
     swept s muon 1 0.002 1000 3 3.25 && sweep_says s '3: >1.000 | - | - | outside the lengths run |' || return 1
-    swept s muon 1 0.002 500 3 3.1 && sweep_says s '3: <0.500 | - | - | outside the lengths run |'
+    swept s muon 1 0.002 500 3 3.1 && sweep_says s '3: <0.500 | - | - | outside the lengths run |' || return 1
+    swept s muon 1 0.002 1000 3 null && swept s muon 1 0.002 500 3 null &&
+        sweep_says s '3: >1.000 | - | - |' '| 2.95000 (1 diverged) | baseline, lr 0.001 | 2 | -0.10000 | 0.00000 | -3.279 | diverged |'
 }
 check "sweep: the goal and bounds" goal
 local_reference() { # local steps are compared with the same optimizer, which may have another layout

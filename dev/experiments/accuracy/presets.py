@@ -94,8 +94,8 @@ SETS = {
     "layouts": ["baseline", "activations8", "activations4", "tensor8"],
     "sdp4bit-fp8": ["baseline", "sdp4bit", *fp8_presets("sdp4bit-fp8-", "")],
     "optimizers": ["baseline", "muon"],
-    "muloco": ["local", "local-1-0.7", "local-0.7-0.9", "local-eden2", "muon-local", "muon-local-1-0.7",
-               "muon-local-0.7-0.9", "muon-local-eden2"],
+    "diloco": ["local", "local-1-0.7", "local-0.7-0.9", "local-eden2"],
+    "muloco": ["muon-local", "muon-local-1-0.7", "muon-local-0.7-0.9", "muon-local-eden2"],
 }
 # FP8 presets and the presets with bf16 linear layers that they must equal.
 FP8_EQUAL = [*((preset, "baseline") for preset in fp8_presets("fp8-", "")),

@@ -116,11 +116,12 @@ def crossing(curve, target):
     """Returns the number of iterations after which a curve [(iterations, loss)] reaches the target.
 
     Interpolates linearly between the logarithms of the iterations. Returns (iterations, "=") or a bound:
-    (first, "<") if the shortest run is already below the target, (last, ">") if no run reaches it."""
+    (first, "<") if no shorter run ended above the target, (last, ">") if no run reaches it. The loss of
+    a run that diverged is infinite."""
     before = None
     for iterations, loss in sorted(curve):
         if loss <= target:
-            if before is None:
+            if before is None or before[1] == math.inf:
                 return iterations, "<" if loss < target else "="
             part = (before[1] - target) / (before[1] - loss)
             return math.exp(math.log(before[0]) * (1 - part) + math.log(iterations) * part), "="
@@ -138,8 +139,8 @@ def fractions(results, best, preset, layout):
     cells = [best[key][0] for key in best if key[:2] == (preset, layout)]
     targets, found = losses_of(results[reference]), {}
     for seed, target in targets.items():
-        curve = [(c.iterations, losses_of(results[c]).get(seed)) for c in cells]
-        curve = [point for point in curve if point[1] is not None]
+        curve = [(c.iterations, losses_of(results[c]).get(seed, math.inf))
+                 for c in cells if seed in results[c]]
         if curve:
             at, kind = crossing(curve, target)
             found[seed] = at / reference.iterations, kind

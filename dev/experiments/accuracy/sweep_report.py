@@ -61,12 +61,12 @@ def best_table(results, best):
         common = sorted(set(ours) & set(theirs))
         gaps = [ours[s] - theirs[s] for s in common]
         half, gap = own_half_width(gaps), mean(gaps)
+        said = "diverged" if len(ours) < len(results[cell]) else classify(gap, half) if gaps else ""
         percent = 100 * gap / mean([theirs[s] for s in common]) if gaps else None
         lines.append(row(cell.preset, layout_text(cell.layout), cell.iterations, f"{cell.lr:g}",
                          place_in_grid(cell.lr, rates), loss_text(results[cell]),
                          f"{reference.preset}, lr {reference.lr:g}" if reference else "-", len(gaps),
-                         number(gap, "+.5f"), number(half, ".5f"), number(percent, "+.3f"),
-                         classify(gap, half) if gaps else ""))
+                         number(gap, "+.5f"), number(half, ".5f"), number(percent, "+.3f"), said))
     return lines
 
 
