@@ -234,6 +234,29 @@ static void test_all_groups_rejoin(void **state) {
 
 // A group that comes back to a rendezvous that did not restart has waited because it was cut off:
 // the others have not, and get a grace period.
+static int index_of(const char *name, MessageKind kind) {
+    const Message *m = last_sent(name, kind);
+    for (int i = 0; m && i < sents; i++) {
+        if (&sent[i].message == m) return i;
+    }
+    return -1;
+}
+
+// A group ignores everything before the answer to its hello. So it learns after it that others have
+// newer state, also if it says hello twice.
+static void test_a_reset_follows_the_welcome(void **state) {
+    Rounds *r = quiet_rounds();
+    join(r, "one", 1, 5, 0);
+    for (int hello = 0; hello < 2; hello++) {
+        sents = 0;
+        begin_join(r, "two", 2, 3, 1, 1 + hello);
+        assert_null(last_sent("two", MESSAGE_RESET));
+        end_join(r, "two", 2, 1 + hello);
+        assert_true(index_of("two", MESSAGE_RESET) > index_of("two", MESSAGE_WELCOME));
+    }
+    rounds_free(r);
+}
+
 static void test_a_group_that_was_cut_off_waits(void **state) {
     Rounds *r = quiet_rounds();
     join(r, "g0", 1, 4, 100);
@@ -291,6 +314,7 @@ int main(void) {
         cmocka_unit_test(test_a_slow_offer_counts_later),
         cmocka_unit_test(test_a_restart_continues_the_grace_period),
         cmocka_unit_test(test_all_groups_rejoin),
+        cmocka_unit_test(test_a_reset_follows_the_welcome),
         cmocka_unit_test(test_a_group_that_was_cut_off_waits),
         cmocka_unit_test(test_trained_state_wins),
         cmocka_unit_test(test_a_lost_group_may_come_back),
