@@ -241,6 +241,7 @@ int64_t member_fetch(Member *m, int chunk, double seconds, uint8_t *state) {
     lock(m);
     Fetch *fetch = &m->fetch[chunk];
     if (!fetch->active) *fetch = (Fetch){.active = true, .round = -1};
+    fetch->ahead = false;
     wake(m);
     while (fetch->round < 0 && !fetch->keep && !stopped(m) && find_wanted(m) < 0 &&
            monotonic_seconds() < start + seconds)
@@ -265,6 +266,13 @@ int64_t member_fetch(Member *m, int chunk, double seconds, uint8_t *state) {
     m->stats.waited += monotonic_seconds() - start;
     unlock(m);
     return round;
+}
+
+void member_fetch_ahead(Member *m, int chunk) {
+    assert(chunk >= 0 && chunk < m->ledger.chunks);
+    lock(m);
+    if (!m->fetch[chunk].active) m->fetch[chunk] = (Fetch){.active = true, .ahead = true, .round = -1};
+    unlock(m);
 }
 
 int member_wanted(Member *m) {

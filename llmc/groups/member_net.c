@@ -14,7 +14,7 @@
 enum { IDLE_MS = 50, BUSY_MS = 2, FRAMES_AT_ONCE = 256, MOST_ITEMS = 5 + 2 + MAX_GROUPS * MOST_PATHS };
 static const double hello_seconds = 0.25, beat_seconds = 0.5, link_seconds = 1, lost_seconds = 5,
                     silent_seconds = 10;
-static const double fetch_seconds = 5, served_seconds = 120;
+static const double served_seconds = 120;
 
 void member_say(Member *m, const char *format, ...) {
     char line[TEXT_BYTES];
@@ -241,9 +241,8 @@ static void ask_states(Member *m, double now) {
     if (!m->ledger.joined) return;
     for (int c = 0; c < m->ledger.chunks; c++) {
         Fetch *fetch = &m->fetch[c];
-        if (!fetch->active || fetch->round >= 0) continue;
-        double wait = pulls_active(&m->pulls, c, true) ? 4 * fetch_seconds : fetch_seconds;
-        if (now < fetch->asked + wait) continue;
+        if (!fetch_due(m->fetch, m->state_bytes, m->ledger.chunks, c, &m->pulls, now)) continue;
+        fetch->begun = true;
         fetch->asked = now;
         message_clear(&m->out, MESSAGE_FETCH);
         m->out.chunk = c;

@@ -4,6 +4,7 @@
 #pragma once
 #include <pthread.h>
 
+#include "llmc/groups/fetches.h"
 #include "llmc/groups/ledger.h"
 #include "llmc/groups/member.h"
 #include "llmc/groups/pulls.h"
@@ -50,16 +51,6 @@ typedef struct Served {
     uint64_t chain, hash;
     double used;
 } Served;
-
-// A state that the trainer waits for.
-typedef struct Fetch {
-    bool active;
-    bool keep;      // no group has newer state
-    int64_t round;  // -1: not complete
-    uint64_t chain;
-    Payload *payload;
-    double asked;
-} Fetch;
 
 // A piece that another group has asked for and that could not be sent yet.
 typedef struct Get {

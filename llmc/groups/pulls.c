@@ -59,6 +59,7 @@ void pulls_begin(Pulls *pulls, int chunk, bool state, const Offer *offer, double
     pull->pieces = ceil_div64(offer->bytes, PIECE_BYTES);
     pull->piece = (uint8_t *)xcalloc((size_t)pull->pieces + 1, 1, "a transfer");
     pulls->pull[pulls->count++] = pull;
+    if (state && pulls->state_since <= 0) pulls->state_since = now;
 }
 
 static int64_t outstanding(const Pulls *pulls, const char *name) {
@@ -131,6 +132,7 @@ void pulls_receive(Pulls *pulls, const Message *m, double now) {
         pull->piece[k] = PIECE_RECEIVED;
         pull->progress = pull->moved = now;
         pulls->bytes += m->data_bytes;
+        if (state) pulls->state_bytes += m->data_bytes;
         if (++pull->received < pull->pieces) return;
         finish(pulls, i, XXH3_64bits(pull->payload->data, (size_t)pull->offer.bytes) == pull->offer.hash);
         return;
@@ -166,6 +168,20 @@ bool pulls_active(const Pulls *pulls, int chunk, bool state) {
         if (pulls->pull[i]->chunk == chunk && pulls->pull[i]->state == state) return true;
     }
     return false;
+}
+
+int64_t pulls_received(const Pulls *pulls, int chunk) {
+    for (int i = 0; i < pulls->count; i++) {
+        const Pull *pull = pulls->pull[i];
+        if (pull->chunk == chunk && pull->state)
+            return pull->received < pull->pieces ? pull->received * PIECE_BYTES : pull->offer.bytes;
+    }
+    return 0;
+}
+
+double pulls_rate(const Pulls *pulls, double now) {
+    double seconds = now - pulls->state_since;
+    return pulls->state_since > 0 && seconds > 0 ? (double)pulls->state_bytes / seconds : 0;
 }
 
 void pulls_free(Pulls *pulls) {

@@ -28,7 +28,9 @@ typedef struct Pulls {
     // True if training waits for the payload: it is given up if nothing arrives from its owner.
     bool (*urgent)(void *context, const Pull *pull);
     void *context;
-    int64_t bytes;  // received
+    int64_t bytes;        // received
+    int64_t state_bytes;  // of them, of states
+    double state_since;   // first transfer of a state; 0: none yet
 } Pulls;
 
 // Begins a transfer. No-op if it has begun. The state of the same round with the same hash resumes
@@ -46,6 +48,10 @@ void pulls_end_group(Pulls *pulls, const char *name);
 // Ends the transfers of offers for which needed() is false, without calling done().
 void pulls_keep(Pulls *pulls, bool (*needed)(void *context, const Pull *pull));
 bool pulls_active(const Pulls *pulls, int chunk, bool state);
+// Bytes of a chunk's state that have arrived in the present transfer. 0: there is none.
+int64_t pulls_received(const Pulls *pulls, int chunk);
+// Mean rate at which states have arrived, in bytes per second.
+double pulls_rate(const Pulls *pulls, double now);
 void pulls_free(Pulls *pulls);
 
 LLMC_END

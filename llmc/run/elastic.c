@@ -260,6 +260,7 @@ static bool take_over(Run *run) {
     Elastic *e = run->elastic;
     StateHeader header = {0};
     double began = monotonic_seconds(), bytes = 0;
+    for (int i = 0; e->member && i < chunks_count(e->chunks); i++) member_fetch_ahead(e->member, i);
     for (int i = 0; i < chunks_count(e->chunks); i++) {
         int64_t round = elastic_fetch(run, i, INFINITY);
         if (round == MEMBER_KEEP) continue;  // all groups with newer state were lost

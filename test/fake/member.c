@@ -212,6 +212,8 @@ int64_t member_fetch(Member *m, int chunk, double seconds, uint8_t *state) {
     return round;
 }
 
+void member_fetch_ahead(Member *m, int chunk) {}
+
 int member_wanted(Member *m) {
     int chunk = -1;
     DIR *folder = opendir(m->o.keys);
