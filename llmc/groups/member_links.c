@@ -123,10 +123,9 @@ void links_keep(Member *m, double now) {
             if (!link->socket) continue;
             member_keep_link(link, peer->address, now);
             if (now < link->asked + greet_seconds) continue;
-            link->asked = now;
             message_clear(&m->out, MESSAGE_LINK);
             message_name(m->out.to, peer->name);
-            member_send_on(m, link, &m->out);
+            if (member_send_on(m, link, &m->out) == 0) link->asked = now;  // not connected yet: again soon
         }
         int count = live(peer, now);
         bool expected = peer->link[0].socket != NULL;
