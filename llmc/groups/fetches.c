@@ -8,12 +8,15 @@ static const double again_seconds = 5, busy_again_seconds = 20;
 static bool ahead_due(const Fetch *fetch, const int64_t *bytes, int chunks, int chunk, const Pulls *pulls,
                       double now) {
     int64_t missing = 0, held = 0;
+    int states = 0;
     for (int c = 0; c < chunks; c++) {
         if (!fetch[c].active || !fetch[c].begun) continue;
         if (fetch[c].round < 0) missing += bytes[c] - pulls_received(pulls, c);
-        if (fetch[c].ahead) held += bytes[c];
+        if (!fetch[c].ahead) continue;
+        held += bytes[c];
+        states++;
     }
-    bool fits = held == 0 || held + bytes[chunk] <= AHEAD_BYTES;
+    bool fits = states < AHEAD_STATES || held + bytes[chunk] <= AHEAD_BYTES;
     return fits && (double)missing <= AHEAD_SECONDS * pulls_rate(pulls, now);
 }
 

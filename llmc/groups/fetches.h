@@ -6,8 +6,10 @@
 LLMC_BEGIN
 
 enum {
-    // Memory of the states that are fetched ahead, unless a single one is larger.
+    // Memory of the states that are fetched ahead, unless AHEAD_STATES are larger. Larger models
+    // take longer steps, between which states are served.
     AHEAD_BYTES = 256 << 20,
+    AHEAD_STATES = 2,
     // A state is asked for once the earlier ones will have arrived in this time. On slow links they
     // would be out of date when it is their turn.
     AHEAD_SECONDS = 10

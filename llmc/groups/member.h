@@ -77,6 +77,10 @@ Member *member_join(const MemberOptions *options, Error *err);
 // True: no group of this run has state. The own weights become the outer weights of round 0.
 // Otherwise the trainer fetches every chunk before it offers or takes.
 bool member_is_first(const Member *member);
+// Announces that member_fetch will be called for the chunk. Its state is asked for while earlier
+// ones arrive. A group fetches at most 256 MiB ahead, or two states if they are larger. Until
+// member_fetch has returned the state, the group does not serve this chunk.
+void member_fetch_ahead(Member *member, int chunk);
 // Fetches the state of a chunk from another group. Returns its round, or -1 if stopped. Resumes
 // with the same or another group after a lost connection. Returns MEMBER_KEEP if all groups with
 // newer state were lost: the group's own state becomes the run's. `state` is then unchanged, and
@@ -85,10 +89,6 @@ bool member_is_first(const Member *member);
 // again. The transfer continues.
 enum { MEMBER_KEEP = -2, MEMBER_BUSY = -3 };
 int64_t member_fetch(Member *member, int chunk, double seconds, uint8_t *state);
-// Announces that member_fetch will be called for the chunk. Its state is asked for while earlier
-// ones arrive. A group fetches at most 256 MiB ahead, or one state if it is larger. Until
-// member_fetch has returned the state, the group does not serve this chunk.
-void member_fetch_ahead(Member *member, int chunk);
 // Returns a chunk that this group has and another one wants, or -1. Answer with member_serve.
 int member_wanted(Member *member);
 // Sends the state of a chunk after `round`. Copies it.
