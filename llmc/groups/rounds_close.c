@@ -88,7 +88,7 @@ void rounds_reconcile(Rounds *r, int c, int g) {
     Chunk *chunk = &r->chunk[c];
     Known *known = &chunk->known[g];
     if (r->group[g].reporting) return;  // it ignores everything before its welcome
-    int next = chunk->logged;  // index of the first round that the group does not know
+    int next = chunk->logged;           // index of the first round that the group does not know
     while (next > 0 && chunk->log[next - 1].round > known->round) next--;
     bool same;
     if (known->round == chunk->round) same = known->chain == chunk->chain;

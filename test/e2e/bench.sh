@@ -610,6 +610,22 @@ for r in rows:
 END
 )
 }
+overhead() {
+    timeout -k 5 "$LIMIT" dev/bench/elastic_overhead.sh --repeats 1 --steps 600 --local-steps 5 \
+        --flags "--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 \
+        --max-position-embeddings 32 --micro-batch-size 2 --lr 1e-3" --out "$work/overhead.json" \
+        >"$work/out" 2>"$work/err" </dev/null || { why="exit code $?: $(tail -n 1 "$work/err")"; return 1; }
+    why=$(python3 - "$work/overhead.json" 2>&1 <<'END'
+import json, sys
+found = json.load(open(sys.argv[1]))
+row, = found["rows"]
+if row["mpi_ms"] <= 0 or abs(row["groups_ms"] / row["mpi_ms"] - 1 - found["overhead"]) > 1e-9:
+    sys.exit(f"rows {found}")
+END
+)
+}
+check "elastic_overhead.sh" overhead
+
 if "${PYTHON:-python3}" -c 'import torch, numpy' 2>/dev/null; then
     check "layouts.sh: PyTorch" beside_pytorch
 else
