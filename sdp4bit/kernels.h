@@ -267,7 +267,8 @@ void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uin
 void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64_t first, int64_t n);
 // Initializes n master weights from model weights.
 void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n);
-// Local steps (outer.h). Computes n pseudo-gradients: outer weights minus master weights.
+// Local steps (outer.h). Computes n pseudo-gradients: outer weights minus master weights. gradient
+// may be outer.
 void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, const float *master, int64_t n);
 // Outer optimizer step (Nesterov): m = momentum m + g, outer = outer - rate (g + momentum m). lost:
 // if *lost is not 0, a replica group was lost and its data is undefined (comm_may_lose), so the
@@ -277,8 +278,9 @@ void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient,
 // Mixes outer weights into master weights: master = mix master + (1 - mix) outer, or a copy of the
 // outer weights if mix is 0. lost: as above.
 void kernel_mix_outer(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost);
-// Elastic replica groups. sum += weight * x, or sum = weight * x if `first`. Values of x that are
-// not finite count as 0, so that a group that has diverged does not spread.
+// Elastic replica groups, and error feedback of local steps. sum += weight * x, or sum = weight * x
+// if `first`; x may be sum. Values of x that are not finite count as 0, so that a group that has
+// diverged does not spread.
 void kernel_add_weighted(Stream *s, float *sum, const float *x, float weight, bool first, int64_t n);
 // Position of a range of a rank's part of a tensor in the chunk of whole tensors that contains it.
 // Element i of the range is element j = first + i of the part, whose rows have `width` elements.

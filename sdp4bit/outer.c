@@ -183,14 +183,58 @@ static void send_mean(const OuterStep *step, int b, const MessageLayout *message
     wire_check_gathered(step->checks, HOP_OUTER_MEAN, b, 0, 1, message, step->gathered, step->stream);
 }
 
+// --- error feedback ------------------------------------------------------------------------------
+
+// Stores in step->next the rounding errors of the pieces that this replica group has sent.
+// gradient: the pseudo-gradient with the earlier errors.
+static void keep_piece_errors(const OuterStep *step, int b, const float *gradient,
+                              const MessageLayout *message) {
+    const OuterLayout *layout = step->layout;
+    const Bucket *shard = &layout->shard[b];
+    uint8_t *own = step->recv + layout->replica_group * message->bytes;
+    for (int p = 0; p < layout->replica_groups; p++) {
+        const uint8_t *sent = outgoing_message(step->send, own, layout->replica_group, p, message);
+        sum_piece(step, b, p, sent, 1, message, key_of(step, PURPOSE_OUTER_ROTATION, 0),
+                  grad_shard_of(shard, step->next, p));
+    }
+    // The messages hold shares of the mean.
+    kernel_add_weighted(step->stream, step->next, step->next, -(float)layout->replica_groups, true,
+                        bucket_elements(shard));
+    kernel_add_weighted(step->stream, step->next, gradient, 1.0f, false, bucket_elements(shard));
+}
+
+// Adds the rounding error of the mean of this replica group's piece to step->next, weighted such
+// that it adds once to the next mean. Overwrites step->mean. gradient: the decoded means.
+static void keep_mean_errors(const OuterStep *step, int b, float *gradient, GradShard mean) {
+    const OuterLayout *layout = step->layout;
+    const Bucket *shard = &layout->shard[b];
+    int64_t matrix = layout->replica_group * shard->matrix_per_rank,
+            tail = shard->matrix_elements + layout->replica_group * shard->tail_per_rank;
+    kernel_pseudo_gradient(step->stream, mean.matrix, mean.matrix, gradient + matrix, shard->matrix_per_rank);
+    kernel_pseudo_gradient(step->stream, mean.tail, mean.tail, gradient + tail, shard->tail_per_rank);
+    for (int i = 0; i < step->kept_count; i++) {
+        OuterRange range = step->kept[i];
+        const float *errors = range.at < shard->matrix_elements ? mean.matrix + (range.at - matrix)
+                                                                : mean.tail + (range.at - tail);
+        kernel_add_weighted(step->stream, step->next + range.at, errors, (float)layout->replica_groups, false,
+                            range.n);
+    }
+}
+
+// --- all-reduce ----------------------------------------------------------------------------------
+
 void outer_exchange(const OuterStep *step, int b, float *gradient) {
     assert(b >= 0 && b < step->layout->buckets);
     const OuterLayout *layout = step->layout;
     const Bucket *shard = &layout->shard[b];
     if (layout->replica_groups == 1) return;
+    bool feedback = step->residual && codec_grouped(step->format.inter_codec);
+    int64_t n = bucket_elements(shard);
     step->checks->micro_batch = 0;
     MessageLayout message = outer_message(layout, b, &step->format);
+    if (feedback) kernel_add_weighted(step->stream, gradient, step->residual, 1.0f, false, n);
     send_pieces(step, b, gradient, &message);
+    if (feedback) keep_piece_errors(step, b, gradient, &message);
     GradShard mean = {step->mean, step->mean + layout->piece[b].matrix_elements};
     sum_piece(step, b, layout->replica_group, step->recv, layout->replica_groups, &message,
               key_of(step, PURPOSE_OUTER_ROTATION, 0), mean);
@@ -198,6 +242,9 @@ void outer_exchange(const OuterStep *step, int b, float *gradient) {
     for (int p = 0; p < layout->replica_groups; p++)
         sum_piece(step, b, p, step->gathered + p * message.bytes, 1, &message,
                   key_of(step, PURPOSE_OUTER_MEAN_ROTATION, 0), grad_shard_of(shard, gradient, p));
+    if (!feedback) return;
+    keep_mean_errors(step, b, gradient, mean);
+    kernel_mix_outer(step->stream, step->residual, step->next, 0.0f, n, step->lost);
 }
 
 // --- whole buckets -------------------------------------------------------------------------------

@@ -6,6 +6,9 @@
 //   -> quantize the piece -> all-gather between replica groups -> decode
 // Every replica group decodes the same messages, including its own, so the results are bitwise
 // identical. Called by llmc/state/local_steps.c; uses kernels.h and wire.h.
+//
+// With error feedback, each replica group adds the rounding errors of its earlier messages to the
+// pseudo-gradient. The messages of both hops count (README.md, "Local steps").
 #pragma once
 #include "sdp4bit/kernels.h"
 #include "sdp4bit/wire.h"
@@ -34,6 +37,11 @@ int64_t outer_wire_bytes(const OuterLayout *outer, int b, const GradFormat *form
 int64_t outer_largest_shard(const OuterLayout *outer);
 int64_t outer_largest_message(const OuterLayout *outer, const GradFormat *format);
 
+// Elements [at, at + n) of a rank's shard of a bucket, which is (matrix_elements + tail_elements).
+typedef struct OuterRange {
+    int64_t at, n;
+} OuterRange;
+
 typedef struct OuterStep {
     const OuterLayout *layout;
     GradFormat format;                // only the hop between nodes is used
@@ -41,13 +49,20 @@ typedef struct OuterStep {
     uint8_t *send, *recv, *gathered;  // (replica groups, outer_largest_message) messages
     float *mean;                      // (outer_largest_shard / replica groups) mean of this group's piece
     float *partials;                  // (outer_largest_shard / 32 + 2) scratch
+    float *residual;                  // error feedback: (matrix_elements + tail_elements of shard[b]) sum of
+                                      // rounding errors, in and out; NULL: no error feedback
+    float *next;                      // error feedback: (outer_largest_shard) scratch
+    const OuterRange *kept;           // error feedback: (kept_count) parts of this group's piece whose error
+    int kept_count;                   // of the mean is added to the residual. No range has both parts
+    const int *lost;                  // see kernel_outer_step; then the residual is kept
     uint32_t seed, step;              // keys of the rounding bits
     WireChecks *checks;
     Stream *stream;  // all work is issued here
 } OuterStep;
 
 // Replaces `gradient` with its mean over the replica groups. gradient: (matrix_elements +
-// tail_elements) of shard[b]. No-op with one replica group.
+// tail_elements) of shard[b]. No-op with one replica group. Formats without group scales neither
+// use nor change the residual.
 void outer_exchange(const OuterStep *step, int b, float *gradient);
 
 // Elastic replica groups: encode the pseudo-gradient of a whole bucket to one message, and decode

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 
 // Slices are ordered by kind. Without the optimizer only the model weights are saved.
-static const SliceKind KIND_ORDER[] = {SLICE_WEIGHT,        SLICE_MASTER,           SLICE_EXP_AVG,
-                                       SLICE_EXP_AVG_SQ,    SLICE_RESIDUAL,         SLICE_LOCAL_MASTER,
-                                       SLICE_LOCAL_EXP_AVG, SLICE_LOCAL_EXP_AVG_SQ, SLICE_LOCAL_WEIGHT,
-                                       SLICE_OUTER_MOMENTUM};
+static const SliceKind KIND_ORDER[] = {SLICE_WEIGHT,         SLICE_MASTER,           SLICE_EXP_AVG,
+                                       SLICE_EXP_AVG_SQ,     SLICE_RESIDUAL,         SLICE_LOCAL_MASTER,
+                                       SLICE_LOCAL_EXP_AVG,  SLICE_LOCAL_EXP_AVG_SQ, SLICE_LOCAL_WEIGHT,
+                                       SLICE_OUTER_MOMENTUM, SLICE_LOCAL_RESIDUAL};
 _Static_assert(sizeof KIND_ORDER / sizeof *KIND_ORDER == SLICE_KINDS, "KIND_ORDER must list every kind");
 
 Slice slice_of_part(const Tensor *t, SliceKind kind, int64_t lo, int64_t hi) {
@@ -151,6 +151,7 @@ bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Erro
            restore_replica_group(zero, checkpoint, known, err);
 }
 
-bool zero_restore_residual(Zero *zero, const Checkpoint *checkpoint, Error *err) {
-    return restore_kind(zero, checkpoint, SLICE_RESIDUAL, err);
+bool zero_restore_residual(Zero *zero, const Checkpoint *checkpoint, SliceKind kind, Error *err) {
+    assert(kind == SLICE_RESIDUAL || kind == SLICE_LOCAL_RESIDUAL);
+    return zero_node(zero) >= checkpoint_nodes(checkpoint, kind) || restore_kind(zero, checkpoint, kind, err);
 }

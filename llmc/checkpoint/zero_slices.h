@@ -31,7 +31,8 @@ void zero_slices_staged(void *zero);
 bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Error *err);
 // Loads only the model weights, from slices of that kind.
 bool zero_restore_weights(Zero *zero, const Checkpoint *checkpoint, SliceKind kind, Error *err);
-// Loads the error-feedback residual; the checkpoint must have it for the same number of nodes.
-bool zero_restore_residual(Zero *zero, const Checkpoint *checkpoint, Error *err);
+// Loads the error-feedback residual of this node, if the checkpoint has one. kind: SLICE_RESIDUAL,
+// or SLICE_LOCAL_RESIDUAL with local steps.
+bool zero_restore_residual(Zero *zero, const Checkpoint *checkpoint, SliceKind kind, Error *err);
 
 LLMC_END

@@ -152,7 +152,7 @@ typedef struct Config {
     int gradient_alltoall_pipeline;
     int64_t gradients_quantization_start_iteration;
     int gq_rounding, wq_rounding;  // enum Rounding of sdp4bit/codec.h
-    bool error_feedback;           // for gradients between nodes
+    bool error_feedback;           // for gradients or pseudo-gradients between nodes
     bool quantized_activations;    // between pipeline stages
     int activation_quantization_bits_forward, activation_quantization_bits_backward;  // 16: not quantized
     bool quantized_tensor_parallel;

@@ -405,8 +405,10 @@ static bool check_quantization(const Parsed *p) {
             "at most %d is supported; change one of them",
             c->gq_group_size_intra, c->gq_group_size_inter, (long long)common, LARGEST_GRAD_GROUP);
     }
-    if (c->error_feedback && c->local_steps > 1)
-        NOTE("--error-feedback has no effect with --local-steps, which sends no gradients between nodes");
+    if (c->error_feedback && c->replica_group)
+        NOTE(
+            "--error-feedback has no effect with --replica-group, whose offers always include the rounding "
+            "errors of earlier offers");
     return check_activations(p);
 }
 

@@ -290,8 +290,9 @@ static const Option table[] = {
     FLAG("hadamard-transform", RESIDUAL | NEEDS_QUANTIZED_GRADIENTS, hadamard_transform,
          "Hadamard-transform blocks of 32 gradients before quantization, to spread outliers (TLq-HS)"),
     FLAG("error-feedback", FREE | NEEDS_QUANTIZED_GRADIENTS, error_feedback,
-         "add the quantization error of gradients sent between nodes to the next step. Takes 4 "
-         "bytes per parameter, sharded over the ranks of a node"),
+         "add the quantization error of gradients sent between nodes to the next step, or with "
+         "--local-steps to the next outer step. Takes 4 bytes per parameter, sharded over the ranks of a "
+         "node"),
     INT("gradient-alltoall-pipeline", FREE, gradient_alltoall_pipeline, "0", 0, MOST_CHUNKS,
         "chunks per bucket in the gradient exchange: more chunks take less memory, with bitwise identical "
         "results. 0: only split embeddings, into chunks of about the bucket size"),

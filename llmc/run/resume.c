@@ -139,20 +139,24 @@ static void restore_optimizer_counters(Run *run, const RunState *state) {
 }
 
 // Restores the residual of error feedback if the checkpoint has one for this run's layout. Discards
-// a residual that was saved after a skipped step (sdp4bit/README.md).
+// a residual of gradients that was saved after a skipped step (sdp4bit/README.md). With local steps
+// a residual belongs to a replica group: it fits any layout, and new groups start without one.
 static bool restore_residual(Run *run, const Checkpoint *checkpoint) {
-    const Config *c = &run->config;
-    if (!zero_keeps(run->zero, SLICE_RESIDUAL)) return true;
-    bool fits = checkpoint_nodes(checkpoint, SLICE_RESIDUAL) == zero_nodes(run->zero) &&
-                config_same_residual(c, checkpoint_arguments(checkpoint));
+    bool local = zero_keeps(run->zero, SLICE_LOCAL_RESIDUAL);
+    SliceKind kind = local ? SLICE_LOCAL_RESIDUAL : SLICE_RESIDUAL;
+    if (!zero_keeps(run->zero, kind)) return true;
+    int saved = checkpoint_nodes(checkpoint, kind);
+    bool fits = local ? saved > 0
+                      : saved == zero_nodes(run->zero) &&
+                            config_same_residual(&run->config, checkpoint_arguments(checkpoint));
     if (!fits) {
         log_line(run->log,
                  "WARNING: the checkpoint has no error-feedback residual that fits this run, so the residual "
                  "starts at 0");
         return true;
     }
-    if (checkpoint_state(checkpoint)->skipped_in_a_row > 0) return true;
-    return zero_restore_residual(run->zero, checkpoint, &run->error);
+    if (!local && checkpoint_state(checkpoint)->skipped_in_a_row > 0) return true;
+    return zero_restore_residual(run->zero, checkpoint, kind, &run->error);
 }
 
 // Restores the state of delayed FP8 scaling. It belongs to the weights, so it is restored even if

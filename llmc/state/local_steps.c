@@ -20,6 +20,51 @@ static void choose_slots(const Base *base, Outer *l) {
     }
 }
 
+// Returns the elements of a range in this replica group's piece of its bucket.
+static OuterRange range_of_piece(const Base *base, const Outer *l, const Range *range) {
+    const Bucket *shard = &l->layout.shard[range->bucket];
+    int64_t at = range->state_at - base->layout.bucket[range->bucket].state_start;
+    bool matrix = at < shard->matrix_elements;
+    int64_t size = matrix ? shard->matrix_per_rank : shard->tail_per_rank;
+    int64_t lo = (matrix ? 0 : shard->matrix_elements) + l->layout.replica_group * size, hi = lo + size;
+    int64_t end = at + range->hi - range->lo;
+    if (lo < at) lo = at;
+    if (hi > end) hi = end;
+    return (OuterRange){lo, hi - lo};
+}
+
+// Tensors that are not split over the tensor-parallel ranks are left out. Other groups may own the
+// means of these ranks, so residuals with the mean's error would let their copies drift apart.
+static void list_kept_means(const Base *base, Outer *l) {
+    int count = 0;
+    l->kept_means = xcalloc((size_t)base->range_count, sizeof(OuterRange), "the bucket table");
+    for (int i = 0; i < base->range_count; i++) {
+        const Range *range = &base->ranges[i];
+        OuterBucket *bucket = &l->bucket[range->bucket];
+        OuterRange own = range_of_piece(base, l, range);
+        if (own.n <= 0 || (base->mesh->tp.size > 1 && base->tensors[range->tensor].split < 0)) continue;
+        if (bucket->kept == 0) bucket->first_kept = count;
+        OuterRange *last = bucket->kept ? &l->kept_means[count - 1] : NULL;
+        if (last && last->at + last->n == own.at &&
+            own.at != l->layout.shard[range->bucket].matrix_elements) {
+            last->n += own.n;
+            continue;
+        }
+        l->kept_means[count++] = own;
+        bucket->kept++;
+    }
+}
+
+static void reserve_feedback(const Base *base, Outer *l, MemoryPlan *plan) {
+    const char *group = "local steps";
+    l->feeds = base->config->error_feedback && base->config->quantized_gradients;
+    if (!l->feeds) return;
+    memory_plan_reserve(plan, group, "residual of error feedback, own shard",
+                        (size_t)base->layout.shard_elements * sizeof(float), (void **)&l->residual);
+    memory_plan_reserve(plan, group, "new residual of a bucket",
+                        (size_t)outer_largest_shard(&l->layout) * sizeof(float), (void **)&l->step.next);
+}
+
 static void reserve_exchange(const Base *base, Outer *l, MemoryPlan *plan) {
     const char *group = "local steps";
     size_t shard = (size_t)outer_largest_shard(&l->layout), replica_groups = (size_t)l->layout.replica_groups;
@@ -45,6 +90,7 @@ static void reserve_exchange(const Base *base, Outer *l, MemoryPlan *plan) {
                         (void **)&l->segments);
     memory_plan_reserve_host(plan, "host memory", "flag of a lost replica group", sizeof(int),
                              (void **)&l->lost);
+    reserve_feedback(base, l, plan);
 }
 
 // Reserves host memory that keeps the model weights while outer weights replace them (outer_use).
@@ -87,6 +133,7 @@ void outer_start(const Base *base, Outer *l) {
     l->finished = event_create(base->device);
     for (int slot = 0; slot < OUTER_SLOTS; slot++) l->slot_free[slot] = event_create(base->device);
     for (int b = 0; b < base->layout.buckets; b++) l->bucket[b].exchanged = event_create(base->device);
+    if (l->feeds) list_kept_means(base, l);
     if (l->lost) comm_may_lose(&base->mesh->replica_groups, l->lost);
     if (l->segments)
         copy_to_device(base->compute, l->segments, l->layout.segments,
@@ -102,6 +149,7 @@ void outer_free(const Base *base, Outer *l) {
         if (l->stream != base->lanes->last) stream_destroy(l->stream);
     }
     outer_layout_free(&l->layout);
+    free(l->kept_means);
     free(l->bucket);
 }
 
@@ -110,6 +158,7 @@ void outer_from_master(const Base *base, Outer *l, const Optimizer *optimizer) {
     size_t bytes = (size_t)base->layout.shard_elements * sizeof(float);
     copy_on_device(base->compute, l->outer, optimizer->master, bytes);
     set_zero(base->compute, l->momentum, bytes);
+    if (l->feeds) set_zero(base->compute, l->residual, bytes);
     l->finished_since = false;
 }
 
@@ -122,6 +171,10 @@ static OuterStep outer_step(const Base *base, Outer *l, int b) {
     step.layout = &l->layout;
     step.format = *base_grad_format(base, base->step);
     step.segments = l->segments;
+    step.residual = l->feeds ? l->residual + base->layout.bucket[b].state_start : NULL;
+    step.kept = l->feeds ? l->kept_means + l->bucket[b].first_kept : NULL;
+    step.kept_count = l->bucket[b].kept;
+    step.lost = l->lost;
     step.seed = (uint32_t)base->config->seed;
     step.step = (uint32_t)base->step;
     step.checks = &l->checks;

@@ -14,6 +14,11 @@
 // The outer weights become the mean of all master weights, and the master weights are set to them
 // at once. So the final evaluation and checkpoint include all steps of all replica groups.
 //
+// With --error-feedback a rank also keeps the rounding errors of its messages, one fp32 value per
+// element of its shard, which differ between replica groups. Its next pseudo-gradient includes
+// them. Elastic replica groups need no residual: after a sync, the difference between their outer
+// and master weights still contains the rounding error of their offer (kernel_merge_outer).
+//
 // The exchange (sdp4bit/outer.h) has its own stream and overlaps with forward and backward. The
 // update of step t + delay + 1 waits for it, as does any earlier read of master or outer weights.
 #pragma once
@@ -27,10 +32,11 @@ LLMC_BEGIN
 enum { OUTER_SLOTS = 2 };
 
 typedef struct OuterBucket {
-    int64_t slot;      // the bucket is synchronized in steps t with t % H == slot
-    int64_t applies;   // the outer weights are applied to the master weights at the end of this step;
-                       // 0: nothing to apply
-    Event *exchanged;  // stream -> last: the bucket's outer weights are up to date
+    int64_t slot;          // the bucket is synchronized in steps t with t % H == slot
+    int64_t applies;       // the outer weights are applied to the master weights at the end of this step;
+                           // 0: nothing to apply
+    int first_kept, kept;  // ranges in Outer.kept_means
+    Event *exchanged;      // stream -> last: the bucket's outer weights are up to date
 } OuterBucket;
 
 typedef struct Outer {
@@ -38,6 +44,7 @@ typedef struct Outer {
     OuterStep step;  // only the buffers are set
     // device memory
     float *outer, *momentum;       // (layout.shard_elements); NULL without local steps
+    float *residual;               // (layout.shard_elements) error feedback; NULL unless `feeds`
     floatX *rounded;               // (layout.shard_elements) outer weights in bf16, set by outer_finish
     float *gradient[OUTER_SLOTS];  // (largest shard) pseudo-gradients; exchanges alternate
     Segment *segments;
@@ -48,19 +55,21 @@ typedef struct Outer {
     Event *slot_free[OUTER_SLOTS];  // stream -> last: the slot may be written
     Event *finished;                // last -> compute: master and outer weights may be read
     // host
-    OuterBucket *bucket;  // (buckets)
-    unsigned exchanges;   // number of exchanges started so far
-    int *lost;            // host memory (1): not 0 once a replica group is lost (comm_may_lose)
-    bool in_place;        // the outer weights currently replace the model weights (outer_use)
-    bool finished_since;  // outer_finish has been called since the latest update
-    floatX *kept;         // host memory: the model weights while outer weights replace them
+    OuterBucket *bucket;     // (buckets)
+    unsigned exchanges;      // number of exchanges started so far
+    int *lost;               // host memory (1): not 0 once a replica group is lost (comm_may_lose)
+    OuterRange *kept_means;  // with error feedback: see OuterStep.kept
+    bool feeds;              // the exchange has error feedback; known when memory is planned
+    bool in_place;           // the outer weights currently replace the model weights (outer_use)
+    bool finished_since;     // outer_finish has been called since the latest update
+    floatX *kept;            // host memory: the model weights while outer weights replace them
 } Outer;
 
 // No-ops without --local-steps, except outer_hash and outer_begin_group, which require it.
 void outer_reserve(const Base *base, Outer *outer, const Weights *weights, MemoryPlan *memory_plan);
 void outer_start(const Base *base, Outer *outer);
 void outer_free(const Base *base, Outer *outer);
-// Sets the outer weights to the master weights and zeros their momentum.
+// Sets the outer weights to the master weights and zeros their momentum and the residual.
 void outer_from_master(const Base *base, Outer *outer, const Optimizer *optimizer);
 // Applies the outer weights of bucket b to the master weights if that is due at the end of `step`
 // or earlier. Called before the bucket's AdamW update.

@@ -43,6 +43,7 @@ static void *range_memory(const Zero *zero, const Range *range, SliceKind kind) 
         case SLICE_MASTER: return outer->outer + range->state_at;
         case SLICE_RESIDUAL: return zero->feedback.memory + range->state_at;
         case SLICE_OUTER_MOMENTUM: return outer->momentum + range->state_at;
+        case SLICE_LOCAL_RESIDUAL: return outer->residual + range->state_at;
         case SLICE_WEIGHT:
             if (outer->rounded) return outer->rounded + range->state_at;
             return weights_of_range(&zero->base, &zero->weights, range);
@@ -54,6 +55,7 @@ bool zero_keeps(const Zero *zero, SliceKind kind) {
     assert(kind >= 0 && kind < SLICE_KINDS);
     bool local = kind >= SLICE_LOCAL_MASTER && kind <= SLICE_OUTER_MOMENTUM;
     return kind < FIRST_KINDS || (kind == SLICE_RESIDUAL && feedback_on(&zero->feedback)) ||
+           (kind == SLICE_LOCAL_RESIDUAL && zero->outer.feeds) ||
            (local && zero->base.config->local_steps > 1);
 }
 

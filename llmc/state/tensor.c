@@ -22,6 +22,7 @@ static const struct {
     [SLICE_LOCAL_EXP_AVG_SQ] = {"local_exp_avg_sq", 4, true, false},
     [SLICE_LOCAL_WEIGHT] = {"local_weight", (int)sizeof(floatX), true, false},
     [SLICE_OUTER_MOMENTUM] = {"outer_momentum", 4, false, false},
+    [SLICE_LOCAL_RESIDUAL] = {"local_residual", 4, true, false},
 };
 _Static_assert(sizeof KINDS / sizeof *KINDS == SLICE_KINDS, "every kind has a row");
 

@@ -47,12 +47,13 @@ typedef enum SliceKind {
     SLICE_EXP_AVG,
     SLICE_EXP_AVG_SQ,
     SLICE_WEIGHT,
-    SLICE_RESIDUAL,      // per node, only matrices: residual of error feedback
+    SLICE_RESIDUAL,      // per node, only matrices: residual of error feedback of gradients
     SLICE_LOCAL_MASTER,  // per node, like the next three: state of a replica group (--local-steps)
     SLICE_LOCAL_EXP_AVG,
     SLICE_LOCAL_EXP_AVG_SQ,
     SLICE_LOCAL_WEIGHT,
     SLICE_OUTER_MOMENTUM,  // momentum of the outer optimizer
+    SLICE_LOCAL_RESIDUAL,  // per node: residual of error feedback with local steps
     SLICE_KINDS,
     FIRST_KINDS = SLICE_RESIDUAL  // every run has all kinds before this one
 } SliceKind;

@@ -39,6 +39,51 @@ check "2 x 2 ranks resume bit-exactly" resumes 4 2 --quantized-weights --wq-grou
 check "EDEN on 3 nodes resumes bit-exactly" resumes 3 1 --gradient-quantization-method eden \
     --gq-group-size-inter 256
 
+# --error-feedback: residuals are saved, and belong to the nodes.
+two_bits=(--gradient-quantization-method eden --gradient-quantization-bits-inter 2 --gq-group-size-inter 256)
+fed=("${two_bits[@]}" --error-feedback)
+lost="WARNING: the checkpoint has no error-feedback residual that fits this run, so the residual starts at 0"
+feeds() { # NP PER_NODE FLAGS...
+    resumes "$@" "${fed[@]}" || return 1
+    ! grep -qF "$lost" "$work/out" || { why="the residual was not loaded"; return 1; }
+    dev/checkpoint_info "$work/a" | grep -q 'holds .*local_residual' || { why="no residual is saved"; return 1; }
+}
+check "error feedback on 2 nodes resumes bit-exactly" feeds 2 1 --verify-wire
+check "error feedback on 3 nodes with delay and mixing resumes bit-exactly" feeds 3 1 --local-steps-delay 3 \
+    --local-steps-mix 0.3
+check "error feedback on 2 x 2 ranks resumes bit-exactly" feeds 4 2 --async-save --quantized-weights \
+    --wq-group-size 128 --data-parallel-sharding-strategy optim_grads_params
+check "error feedback with tensor parallelism resumes bit-exactly" feeds 4 2 --tensor-model-parallel-size 2 \
+    --sequence-parallel --make-vocab-size-divisible-by 32
+check "error feedback with Muon resumes bit-exactly" feeds 2 1 --optimizer muon
+# Ranks per node and buckets may change. A run that loads a checkpoint without residuals says so.
+kept() {
+    rm -rf "$work/fed" "$work/unfed"
+    trains 2 --gpus-per-node 1 "${run[@]}" "${two_bits[@]}" --save "$work/unfed" &&
+        trains 2 --gpus-per-node 1 "${run[@]}" "${fed[@]}" --save "$work/fed" || return 1
+    ! saved fed unfed 12 || { why="the flag changes nothing"; return 1; }
+    back fed on 8 && back unfed off 8 &&
+        trains 4 --gpus-per-node 2 "${run[@]}" "${fed[@]}" --ddp-bucket-size 10000 --load "$work/on" ||
+        return 1
+    ! grep -qF "$lost" "$work/out" || { why="the residual was not loaded"; return 1; }
+    trains 2 --gpus-per-node 1 "${run[@]}" "${fed[@]}" --load "$work/off" || return 1
+    grep -qF "$lost" "$work/out" || { why="no line about the residual"; return 1; }
+}
+check "error feedback changes training, and a residual fits other layouts" kept
+
+# The residual has as many bytes as the outer weights. Without the flag nothing is reserved.
+planned() {
+    local plan=(--plan --plan-world-size 16 --gpus-per-node 8)
+    "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args @configs/local.args "${plan[@]}" --error-feedback >"$work/plan" &&
+        "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args @configs/local.args "${plan[@]}" >"$work/without" ||
+        { why="--plan failed"; return 1; }
+    awk '/fp32 outer weights, own shard/ { outer = $NF }
+        /residual of error feedback, own shard/ { residual = $NF }
+        END { exit !(outer > 0 && residual == outer) }' "$work/plan" || { why="other bytes"; return 1; }
+    ! grep -q "residual of error" "$work/without" || { why="reserved without the flag"; return 1; }
+}
+check "--plan shows the memory of residuals" planned
+
 # The last of three nodes is lost. The checkpoint contains the outer weights and the state of the
 # other two nodes, so two nodes resume from it and the loss keeps falling.
 continues() { # NP FLAGS...: from the checkpoint of 3 nodes at iteration 8
@@ -95,6 +140,7 @@ check "the first node hangs during a run with background saves" hangs stall:0:7:
 check "the second rank of the first node hangs during a run with background saves" hangs stall:1:7:1 0 7 4 2 --async-save
 check "one of three nodes hangs" hangs stall:1:7:1 1 7 3 1 --gradient-quantization-method eden \
     --gq-group-size-inter 256
+check "one of three nodes with error feedback hangs" hangs stall:1:7:1 1 7 3 1 "${fed[@]}"
 check "a node hangs in the last step, which the restarted run repeats" hangs stall:1:12:0 1 11 2 1
 check "a node of two ranks hangs during a background save" hangs stall:2:5:2 1 5 4 2 \
     --quantized-weights --wq-group-size 128 --async-save
@@ -117,10 +163,11 @@ def tensors(folder, iteration):
 END
 # The surviving node's master weights and outer weights match a run that lost no node, except for
 # tensors whose outer sync failed. For those, the checkpoint has the previous outer weights and the
-# master weights that the surviving node had trained.
-keeps() {
-    trains 2 --gpus-per-node 1 "${run[@]}" --train-iters 20 --exit-interval 5 --save "$work/replicate" &&
-        SDP4BIT_FAULT=stall:1:5:0 ends_without 1 5 2 1 --train-iters 20 "${soon[@]}" || return 1
+# master weights that the surviving node had trained, and the previous residual of error feedback.
+keeps() { # FLAGS...
+    rm -rf "$work/replicate"
+    trains 2 --gpus-per-node 1 "${run[@]}" --train-iters 20 --exit-interval 5 --save "$work/replicate" "$@" &&
+        SDP4BIT_FAULT=stall:1:5:0 ends_without 1 5 2 1 --train-iters 20 "${soon[@]}" "$@" || return 1
     PYTHONPATH=$work python3 - "$work"/{k,replicate} <<'END' 2>"$work/err" || { say "compared"; return 1; }
 import sys
 from shards import tensors
@@ -128,16 +175,21 @@ before, left, replicate = tensors(sys.argv[1], 4), tensors(sys.argv[1], 5), tens
 assert set(left) == set(replicate), set(left) ^ set(replicate)
 failed = [name for name in replicate if left[name] != replicate[name]]
 kinds = {name.split("|")[1] for name in failed}
-assert kinds == {"master", "outer_momentum", "local_master", "weight"}, kinds
+fed = [name for name in replicate if "|local_residual" in name]
+wanted = {"master", "outer_momentum", "local_master", "weight"} | set(["local_residual"] if fed else [])
+assert kinds == wanted, kinds
 master_names = [name for name in failed if "|local_master" in name]
 assert 0 < len(master_names) < sum("|local_master" in name for name in replicate), master_names
 for name in master_names:
     outer = name.replace("local_master", "master").rsplit("|", 1)[0]
     assert left[outer] == before[outer] != left[name] != before[name], name
     assert replicate[outer] == replicate[name], name
+    residual = name.replace("local_master", "local_residual")
+    assert not fed or left[residual] == before[residual] != replicate[residual], name
 END
 }
 check "the surviving nodes keep what they have trained" keeps
+check "the surviving nodes keep their residuals" keeps "${fed[@]}"
 
 # After the last iteration all buckets are synchronized. If a longer run resumes there, no outer
 # sync that was started earlier may overwrite what its nodes learn.

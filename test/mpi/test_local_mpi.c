@@ -20,146 +20,20 @@
 #include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 #include "test/leaks.h"
+#include "test/mpi/local_presets.h"
 #include "test/mpi/simulator.h"
 
-enum { STEPS = 11, POISONED_STEP = 6, POISONED_REPLICA_GROUP = 1, H = 4, TENSORS = 9, MOST_FLAGS = 20 };
+enum { STEPS = 11, POISONED_STEP = 6, POISONED_REPLICA_GROUP = 1, H = 4, TENSORS = 9 };
 static const float RATE = 1e-2f, WEIGHT_DECAY = 0.1f, OUTER_LR = 0.7f, OUTER_MOMENTUM = 0.9f;
-
-// --- presets -------------------------------------------------------------------------------------
-
-typedef struct Preset {
-    const char *name;
-    const char *flags[MOST_FLAGS];
-    int delay;
-    float mix;
-    GradFormat grad;
-    WeightFormat weight;
-} Preset;
-
-#define F CODEC_FP32
-#define B CODEC_BF16
-#define I8 CODEC_INT8
-#define I4 CODEC_INT4
-#define SR ROUND_STOCHASTIC
-#define RN ROUND_NEAREST
-static const Preset presets[] = {
-    {"fp32", {NULL}, 0, 0, {F, F, 32, 32, F, TRANSFORM_NONE, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
-    {"bf16, a delay",
-     {"--grad-reduce-in-bf16", "--local-steps-delay", "2"},
-     2,
-     0,
-     {B, B, 32, 32, B, TRANSFORM_NONE, SR, 0},
-     {FLOATX_CODEC, 32, false, RN}},
-    {"SDP4Bit",
-     {"--quantized-gradients", "--hadamard-transform", "--gq-group-size-intra", "32", "--gq-group-size-inter",
-      "64", "--quantized-weights", "--wq-group-size", "64", "--wq-rounding", "stochastic"},
-     0,
-     0,
-     {I8, I4, 32, 64, B, TRANSFORM_HADAMARD, SR, 0},
-     {I4, 64, true, SR}},
-    {"SDP4Bit, delay and mixing, checksums",
-     {"--quantized-gradients", "--hadamard-transform", "--gq-group-size-intra", "32", "--gq-group-size-inter",
-      "64", "--quantized-weights", "--wq-group-size", "64", "--verify-wire", "--local-steps-delay", "3",
-      "--local-steps-mix", "0.25"},
-     3,
-     0.25f,
-     {I8, I4, 32, 64, B, TRANSFORM_HADAMARD, SR, 0},
-     {I4, 64, true, RN}},
-    {"EDEN",
-     {"--quantized-gradients", "--gradient-quantization-method", "eden", "--gq-group-size-intra", "128",
-      "--local-steps-delay", "1"},
-     1,
-     0,
-     {I8, CODEC_EDEN4, 128, 256, B, TRANSFORM_ROTATION, SR, 0},
-     {FLOATX_CODEC, 32, false, RN}},
-    {"EDEN at 3 bits, checksums",
-     {"--quantized-gradients", "--gradient-quantization-method", "eden", "--gradient-quantization-bits-inter",
-      "3", "--gq-group-size-intra", "256", "--quantized-weights", "--wq-group-size", "32", "--verify-wire"},
-     0,
-     0,
-     {I8, CODEC_EDEN3, 256, 256, B, TRANSFORM_ROTATION, SR, 0},
-     {I4, 32, true, RN}},
-    {"EDEN at 2 bits, lossless weights",
-     {"--quantized-gradients", "--gradient-quantization-method", "eden", "--gradient-quantization-bits-inter",
-      "2", "--gq-group-size-intra", "64", "--quantized-weights", "--weight-quantization-method", "lossless"},
-     0,
-     0,
-     {I8, CODEC_EDEN2, 64, 256, B, TRANSFORM_ROTATION, SR, 0},
-     {FLOATX_CODEC, 32, true, RN}},
-    {"int8, rounded to nearest",
-     {"--quantized-gradients", "--gradient-quantization-bits-inter", "8", "--gq-rounding", "nearest",
-      "--gq-group-size-intra", "32", "--gq-group-size-inter", "96"},
-     0,
-     0,
-     {I8, I8, 32, 96, B, TRANSFORM_NONE, RN, 0},
-     {FLOATX_CODEC, 32, false, RN}},
-    {"EDEN, delay and mixing, sync at the end",
-     {"--quantized-gradients", "--gradient-quantization-method", "eden", "--gq-group-size-intra", "128",
-      "--local-steps-delay", "2", "--local-steps-mix", "0.25", "--train-iters", "11"},
-     2,
-     0.25f,
-     {I8, CODEC_EDEN4, 128, 256, B, TRANSFORM_ROTATION, SR, 0},
-     {FLOATX_CODEC, 32, false, RN}},
-    {"fp32, sync at the end",
-     {"--train-iters", "11"},
-     0,
-     0,
-     {F, F, 32, 32, F, TRANSFORM_NONE, SR, 0},
-     {FLOATX_CODEC, 32, false, RN}},
-    {"TLq, one stream, optim_grads",
-     {"--quantized-gradients", "--gq-group-size-intra", "32", "--gq-group-size-inter", "32", "--no-overlap",
-      "--data-parallel-sharding-strategy", "optim_grads"},
-     0,
-     0,
-     {I8, I4, 32, 32, B, TRANSFORM_NONE, SR, 0},
-     {FLOATX_CODEC, 32, false, RN}},
-};
-enum { PRESETS = sizeof presets / sizeof *presets };
-
-static const char *const common_flags[] = {"test",
-                                           "--bf16",
-                                           "--use-distributed-optimizer",
-                                           "--mock-data",
-                                           "--tokenizer-type",
-                                           "NullTokenizer",
-                                           "--vocab-size",
-                                           "63",
-                                           "--num-layers",
-                                           "3",
-                                           "--hidden-size",
-                                           "32",
-                                           "--num-attention-heads",
-                                           "1",
-                                           "--seq-length",
-                                           "32",
-                                           "--max-position-embeddings",
-                                           "32",
-                                           "--micro-batch-size",
-                                           "1",
-                                           "--lr",
-                                           "1e-2",
-                                           "--train-iters",
-                                           "100",
-                                           "--clip-grad",
-                                           "0.5",
-                                           "--ddp-bucket-size",
-                                           "1",
-                                           "--on-nan",
-                                           "skip",
-                                           "--local-steps",
-                                           "4",
-                                           "--outer-lr",
-                                           "0.7",
-                                           "--outer-momentum",
-                                           "0.9"};
-enum { COMMON_FLAGS = sizeof common_flags / sizeof *common_flags };
 
 // --- a trial -------------------------------------------------------------------------------------
 
 // Simulated outer state in the layout of the arena, the same for all replica groups.
 typedef struct OuterState {
     float *weights, *momentum;
-    int64_t *turn;  // (buckets) sync slot
+    float *residual;  // (replica groups, arena) error feedback; NULL without it
+    double *owed;     // (arena) exact means minus decoded means, summed over all outer syncs
+    int64_t *turn;    // (buckets) sync slot
 } OuterState;
 
 typedef struct Trial {
@@ -263,6 +137,9 @@ static void build_simulators(Trial *t) {
     t->outer.weights = (float *)xcalloc(arena, sizeof(float), "the test");
     t->outer.momentum = (float *)xcalloc(arena, sizeof(float), "the test");
     t->outer.turn = (int64_t *)xcalloc((size_t)t->layout.buckets, sizeof(int64_t), "the test");
+    if (c->error_feedback && c->quantized_gradients)
+        t->outer.residual = (float *)xcalloc(arena * (size_t)replica_groups(t), sizeof(float), "the test");
+    t->outer.owed = (double *)xcalloc(arena, sizeof(double), "the test");
     memcpy(t->outer.weights, t->replica_group[0].master, arena * sizeof(float));
     // A bucket's sync slot depends on the number of elements in earlier buckets.
     int64_t before = 0, all = 0;
@@ -305,6 +182,8 @@ static void close_trial(Trial *t) {
     free(t->outer.weights);
     free(t->outer.momentum);
     free(t->outer.turn);
+    free(t->outer.residual);
+    free(t->outer.owed);
     free(t->local);
     free(t->found);
     free(t->grads[0]);
@@ -357,24 +236,80 @@ static void arrive(const Trial *t, float *x, const Part *part, Leg leg) {
     if (part->matrix) simulator_invert(x, part->n, t->preset->grad.transform, leg.rotation, part->logical);
 }
 
+// --- error feedback ---
+
+// Returns the residuals of replica group n; NULL if it has none.
+static float *residual_of(const Trial *t, const Part *part, int n) {
+    bool feeds = t->outer.residual && replica_groups(t) > 1;
+    return feeds ? t->outer.residual + n * t->layout.arena_elements + part->arena : NULL;
+}
+
+// Returns the replica group that quantizes the mean of an element of the arena.
+static int owner_of_mean(const Trial *t, int64_t arena) {
+    int b = 0;
+    while (b + 1 < t->layout.buckets && t->layout.bucket[b + 1].arena_start <= arena) b++;
+    const Bucket *bucket = &t->layout.bucket[b];
+    int64_t at = arena - bucket->arena_start;
+    bool matrix = at < bucket->matrix_elements;
+    if (!matrix) at -= bucket->matrix_elements;
+    int64_t shard = matrix ? bucket->matrix_per_rank : bucket->tail_per_rank;
+    return (int)(at % shard / (shard / replica_groups(t)));
+}
+
+// Stores the rounding errors of a message in the residuals of replica group n. x: the message,
+// before `arrive`; fed: the pseudo-gradient with the earlier errors.
+static void keep_errors(const Trial *t, const Part *part, int n, int64_t step, const float *x,
+                        const float *fed) {
+    float *residual = residual_of(t, part, n), groups = (float)replica_groups(t);
+    float *sent = (float *)xcalloc((size_t)part->n, sizeof *sent, "the test");
+    memcpy(sent, x, (size_t)part->n * sizeof *sent);
+    arrive(t, sent, part, leg_of(t, false, 0, step));
+    for (int64_t i = 0; i < part->numel; i++) residual[i] = -groups * sent[i] + fed[i];
+    free(sent);
+}
+
+// Adds the rounding errors of the means to the residuals of the groups that quantized them.
+static void keep_mean_errors(const Trial *t, const Part *part, const float *exact, const float *mean) {
+    for (int64_t i = 0; i < part->numel; i++)
+        residual_of(t, part, owner_of_mean(t, part->arena + i))[i] += (float)replica_groups(t) *
+                                                                      (exact[i] - mean[i]);
+}
+
+// --- both hops ---
+
+// Quantizes the pseudo-gradient of replica group n. fed: (part->numel) scratch.
+static void send_pieces(const Trial *t, const Part *part, int n, int64_t step, float *x, float *fed) {
+    float *residual = residual_of(t, part, n), share = 1.0f / (float)replica_groups(t);
+    for (int64_t i = 0; i < part->numel; i++) {
+        if (residual) x[i] += residual[i];
+        fed[i] = x[i];
+        x[i] *= share;
+    }
+    leave(t, x, part, leg_of(t, false, (uint32_t)n, step));
+    if (residual) keep_errors(t, part, n, step, x, fed);
+}
+
 // Computes the mean over the replica groups after both hops.
 static void mean_gradient(const Trial *t, const Part *part, int64_t step, float *mean) {
     float *x = (float *)xcalloc((size_t)part->n, sizeof *x, "the test"),
-          share = 1.0f / (float)replica_groups(t);
+          *fed = (float *)xcalloc((size_t)part->n, sizeof *fed, "the test");
     for (int n = 0; n < replica_groups(t); n++) {
         memset(x, 0, (size_t)part->n * sizeof *x);
         for (int64_t i = 0; i < part->numel; i++)
             x[i] = t->outer.weights[part->arena + i] - t->replica_group[n].master[part->arena + i];
-        for (int64_t i = 0; replica_groups(t) > 1 && i < part->numel; i++) x[i] *= share;
-        if (replica_groups(t) > 1) leave(t, x, part, leg_of(t, false, (uint32_t)n, step));
+        if (replica_groups(t) > 1) send_pieces(t, part, n, step, x, fed);
         for (int64_t i = 0; i < part->n; i++) mean[i] = n ? mean[i] + x[i] : x[i];
     }
+    if (replica_groups(t) > 1) {
+        arrive(t, mean, part, leg_of(t, false, 0, step));
+        for (int64_t i = part->numel; i < part->n; i++) mean[i] = 0.0f;
+        memcpy(fed, mean, (size_t)part->n * sizeof *fed);
+        leave(t, mean, part, leg_of(t, true, 0, step));
+        arrive(t, mean, part, leg_of(t, true, 0, step));
+        if (residual_of(t, part, 0)) keep_mean_errors(t, part, fed, mean);
+    }
     free(x);
-    if (replica_groups(t) == 1) return;
-    arrive(t, mean, part, leg_of(t, false, 0, step));
-    for (int64_t i = part->numel; i < part->n; i++) mean[i] = 0.0f;
-    leave(t, mean, part, leg_of(t, true, 0, step));
-    arrive(t, mean, part, leg_of(t, true, 0, step));
+    free(fed);
 }
 
 static void outer_step(const Trial *t, int tensor, int64_t step) {
@@ -383,6 +318,11 @@ static void outer_step(const Trial *t, int tensor, int64_t step) {
     float rate = ends(t, step) ? 1.0f : OUTER_LR, momentum = ends(t, step) ? 0.0f : OUTER_MOMENTUM;
     mean_gradient(t, &part, step, mean);
     for (int64_t i = 0; i < part.numel; i++) {
+        double exact = 0;
+        for (int n = 0; n < replica_groups(t); n++)
+            exact += (double)t->outer.weights[part.arena + i] -
+                     (double)t->replica_group[n].master[part.arena + i];
+        t->outer.owed[part.arena + i] += exact / replica_groups(t) - (double)mean[i];
         float *m = &t->outer.momentum[part.arena + i];
         *m = momentum * *m + mean[i];
         t->outer.weights[part.arena + i] -= rate * (mean[i] + momentum * *m);
@@ -500,6 +440,14 @@ static bool on_all(bool ok) {
     return value != 0;
 }
 
+static bool same_residual(Trial *t, int64_t step) {
+    const float *residual = t->zero->outer.residual;
+    bool feeds = t->outer.residual && replica_groups(t) > 1;
+    if (!residual || !feeds) return (!residual && !feeds) || complain(t, step, "wrong error feedback", 0);
+    return same_shard(t, step, "different residual", residual,
+                      t->outer.residual + t->mesh->replica_groups.rank * t->layout.arena_elements);
+}
+
 static bool run_step(Trial *t, int64_t step) {
     const Simulator *own = &t->replica_group[t->mesh->replica_groups.rank];
     uint64_t before = zero_traffic(t->zero).rail;
@@ -517,7 +465,8 @@ static bool run_step(Trial *t, int64_t step) {
         ok = ok && same_shard(t, step, "different master weight", t->zero->optimizer.master, own->master) &&
              same_shard(t, step, "different second moment", t->zero->optimizer.exp_avg_sq, own->exp_avg_sq) &&
              same_shard(t, step, "different outer weight", t->zero->outer.outer, t->outer.weights) &&
-             same_shard(t, step, "different outer momentum", t->zero->outer.momentum, t->outer.momentum);
+             same_shard(t, step, "different outer momentum", t->zero->outer.momentum, t->outer.momentum) &&
+             same_residual(t, step);
     }
     bool skips = step == POISONED_STEP && t->mesh->replica_groups.rank == POISONED_REPLICA_GROUP;
     StepStatus control = zero_step_status(t->zero, 0);
@@ -542,12 +491,24 @@ static bool finds_changed_outer_weight(Trial *t) {
     return (sound && found) || complain(t, STEPS, "replicas_verify is wrong; equal weights accepted", sound);
 }
 
+// The mean of the residuals must be what the decoded means lack, so that no rounding error is lost.
+static bool residuals_are_complete(const Trial *t) {
+    int64_t arena = t->layout.arena_elements;
+    for (int64_t i = 0; t->outer.residual && replica_groups(t) > 1 && i < arena; i++) {
+        double sum = 0;
+        for (int n = 0; n < replica_groups(t); n++) sum += (double)t->outer.residual[n * arena + i];
+        if (fabs(sum / replica_groups(t) - t->outer.owed[i]) > 1e-6)
+            return complain(t, STEPS, "a rounding error is lost", i);
+    }
+    return true;
+}
+
 static bool run_preset(const Mesh *mesh, Device *device, const Preset *preset) {
     Trial *t = open_trial(mesh, device, preset);
     bool ok = on_all(t->layout.buckets >= 4 ||
                      complain(t, 0, "different number of buckets", t->layout.buckets));
     for (int64_t step = 1; ok && step <= STEPS; step++) ok = run_step(t, step);
-    ok = ok && on_all(finds_changed_outer_weight(t));
+    ok = ok && on_all(residuals_are_complete(t)) && on_all(finds_changed_outer_weight(t));
     close_trial(t);
     return ok;
 }

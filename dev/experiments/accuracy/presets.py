@@ -24,6 +24,7 @@ STAGES = ["--pipeline-model-parallel-size", "2", "--quantized-activations"]
 
 
 TWO_BITS = ["--gradient-quantization-bits-inter", "2"]  # between nodes
+FEEDBACK = ["--error-feedback"]
 # With this factor, Muon's updates have AdamW's size, so that AdamW's learning rate and weight decay
 # carry over.
 MUON = ["--optimizer", "muon", "--muon-extra-scale-factor", "0.2", "--muon-nesterov"]
@@ -75,10 +76,12 @@ PRESETS = {
     **fp8_presets("fp8-", "baseline"),
     **fp8_presets("sdp4bit-fp8-", "sdp4bit"),
     "local-eden2": ("local", TWO_BITS, FOUR[:1]),
+    "local-eden2-ef": ("local", TWO_BITS + FEEDBACK, FOUR[:1]),
     "local-1-0.7": ("local", outer("1", "0.7"), FOUR[:1]),
     "muon": ("baseline", MUON, FOUR[:1]),
     "muon-local": ("local", MUON, FOUR[:1]),  # MuLoCo
     "muon-local-eden2": ("local", MUON + TWO_BITS, FOUR[:1]),
+    "muon-local-eden2-ef": ("local", MUON + TWO_BITS + FEEDBACK, FOUR[:1]),
     "muon-local-1-0.7": ("local", MUON + outer("1", "0.7"), FOUR[:1]),
     "muon-local-0.7-0.9": ("local", MUON + outer("0.7", "0.9"), FOUR[:1]),
 }
@@ -94,8 +97,9 @@ SETS = {
     "layouts": ["baseline", "activations8", "activations4", "tensor8"],
     "sdp4bit-fp8": ["baseline", "sdp4bit", *fp8_presets("sdp4bit-fp8-", "")],
     "optimizers": ["baseline", "muon"],
-    "diloco": ["local", "local-1-0.7", "local-0.7-0.9", "local-eden2"],
-    "muloco": ["muon-local", "muon-local-1-0.7", "muon-local-0.7-0.9", "muon-local-eden2"],
+    "diloco": ["local", "local-1-0.7", "local-0.7-0.9", "local-eden2", "local-eden2-ef"],
+    "muloco": ["muon-local", "muon-local-1-0.7", "muon-local-0.7-0.9", "muon-local-eden2",
+               "muon-local-eden2-ef"],
 }
 # FP8 presets and the presets with bf16 linear layers that they must equal.
 FP8_EQUAL = [*((preset, "baseline") for preset in fp8_presets("fp8-", "")),

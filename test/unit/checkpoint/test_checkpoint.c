@@ -286,12 +286,14 @@ static void state_of_nodes(void **state) {
     add_kind(&s, SLICE_RESIDUAL, 3, 4);
     add_kind(&s, SLICE_LOCAL_MASTER, 2, 17);
     add_kind(&s, SLICE_OUTER_MOMENTUM, 1, 9);
+    add_kind(&s, SLICE_LOCAL_RESIDUAL, 2, 11);
     if (!save_whole(&s.save, &err)) fail_msg("%s", err.what);
     assert_loads(f->save, 5, 3);
     Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
     assert_kind_reads(c, SLICE_RESIDUAL, 3, 3);
     assert_kind_reads(c, SLICE_LOCAL_MASTER, 2, 3);
     assert_kind_reads(c, SLICE_OUTER_MOMENTUM, 1, 3);
+    assert_kind_reads(c, SLICE_LOCAL_RESIDUAL, 2, 3);
     assert_int_equal(checkpoint_nodes(c, SLICE_MASTER), 1);
     assert_int_equal(checkpoint_nodes(c, SLICE_LOCAL_EXP_AVG), 0);
     assert_false(checkpoint_nodes(c, SLICE_LOCAL_EXP_AVG));

@@ -559,6 +559,11 @@ void kernel_mix_outer(Stream *s, float *master, const float *outer, float mix, i
     reads(s, outer, 4 * n);
     writes(s, master, 4 * n);
 }
+void kernel_add_weighted(Stream *s, float *sum, const float *x, float weight, bool first, int64_t n) {
+    begin_on(s, "weighted sum");
+    reads(s, x, 4 * n);
+    writes(s, sum, 4 * n);
+}
 void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n) {
     begin_on(s, "narrow");
     reads(s, master, 4 * n);

@@ -394,6 +394,7 @@ static const Shape shapes[] = {
     {2, 2, 1, QUANTIZED | LOCAL | NO_OVERLAP},
     {2, 2, 2, QUANTIZED | LOCAL | LOSSLESS},
     {2, 2, 1, QUANTIZED | LOCAL | ENDS},
+    {2, 2, 1, QUANTIZED | LOCAL | FEEDBACK},
     {1, 1, 1, MUON},
     {1, 2, 1, QUANTIZED | MUON},
     {2, 2, 3, QUANTIZED | MUON},
