@@ -6,7 +6,7 @@
 # Prints the median time of a step for each way and repetition, and writes JSON. Needs two idle
 # cores.
 #
-#   dev/bench/elastic_overhead.sh [--repeats 5] [--steps 240] [--local-steps 30]
+#   dev/bench/elastic_overhead.sh [--repeats 3] [--steps 240] [--local-steps 30]
 #                                 [--flags "MODEL FLAGS"] [--out FILE.json]
 #
 #   repeats      runs of each way
@@ -23,7 +23,7 @@ set -euo pipefail
 
 COMMAND_LINE="dev/bench/elastic_overhead.sh${*:+ ${*@Q}}"
 export COMMAND_LINE LC_ALL=C OPENBLAS_NUM_THREADS=1
-repeats=5 steps=240 local=30 out=dev/bench/results/elastic_overhead.json
+repeats=3 steps=240 local=30 out=dev/bench/results/elastic_overhead.json
 flags=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128
     --max-position-embeddings 128 --micro-batch-size 8 --lr 1e-3)
 while [ $# -gt 0 ]; do
