@@ -203,7 +203,7 @@ or rebuild"
     fi
 done
 
-# On processors that are newer than OpenBLAS, it may choose kernels without AVX2.
+# OpenBLAS may choose kernels without AVX2 on CPUs newer than itself.
 kernels=$("$BUILD/train_gpt_cpu" --version 2>/dev/null | sed -n 's/.*, kernels \([A-Za-z0-9]*\).*/\1/p')
 case $kernels in
 '') ;;

@@ -58,8 +58,8 @@ typedef struct LedgerChunk {
     Held *pending;          // own offer that is not announced yet; NULL: none
     Held *held;             // (helds)
     int helds;
-    // Time since which the group has waited for a round with its offer: of its first offer after
-    // the last one that counted, or of a later round without it. 0: it has no open offer.
+    // Start of the wait: the first offer since the last that counted, or a later round that left it
+    // out. 0: no open offer.
     double since;
 } LedgerChunk;
 
