@@ -52,8 +52,8 @@ typedef struct OuterStep {
     float *residual;                  // error feedback: (matrix_elements + tail_elements of shard[b]) sum of
                                       // rounding errors, in and out; NULL: no error feedback
     float *next;                      // error feedback: (outer_largest_shard) scratch
-    const OuterRange *kept;           // error feedback: (kept_count) parts of this group's piece whose error
-    int kept_count;                   // of the mean is added to the residual. No range has both parts
+    const OuterRange *kept;           // error feedback: (kept_count) ranges of this group's piece whose error
+    int kept_count;                   // of the mean enters the residual; none spans matrix and tail
     const int *lost;                  // see kernel_outer_step; then the residual is kept
     uint32_t seed, step;              // keys of the rounding bits
     WireChecks *checks;

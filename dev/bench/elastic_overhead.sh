@@ -63,8 +63,7 @@ train() {
 with_mpi() { # REPETITION
     train 2 "$folder/mpi.$1" --train-iters "$steps" --global-batch-size 16 --gpus-per-node 1 --emulate-nodes
 }
-# Runs longer than needed, so that the group that ends first does not change the last interval.
-with_groups() {
+with_groups() { # REPETITION
     local address=tcp://127.0.0.1:$port server first second
     local group=(--train-iters "$steps" --global-batch-size 8 --rendezvous "$address"
         --rendezvous-keys "$folder/keys" --min-replica-groups 2 --max-replica-groups 2)
@@ -74,7 +73,8 @@ with_groups() {
     first=$!
     train 1 "$folder/groups.$1.two" "${group[@]}" --replica-group two &
     second=$!
-    wait "$first" && wait "$second"
+    wait "$first"
+    wait "$second"
     kill "$server"
     wait "$server" 2>/dev/null || true
 }

@@ -26,28 +26,8 @@ import torch.nn.functional as F
 from pytorch_gpt import Block, Embedding, Head, Model, gpt_shape
 
 
-class SumForward(torch.autograd.Function):
-    """All-reduces the output of a row-parallel product. x: (B, S, C)"""
-
-    @staticmethod
-    def forward(ctx, x):
-        return collectives.wait_tensor(collectives.all_reduce(x, "sum", dist.group.WORLD))
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient
-
-
-class SumBackward(torch.autograd.Function):
-    """All-reduces the gradient of the input of a column-parallel product. x: (B, S, C)"""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return collectives.wait_tensor(collectives.all_reduce(gradient.contiguous(), "sum", dist.group.WORLD))
+def summed(x):  # (B, S, C)
+    return collectives.wait_tensor(collectives.all_reduce(x.contiguous(), "sum", dist.group.WORLD))
 
 
 def gathered(x):  # (B, S/T, C) -> (B, S, C)
@@ -59,52 +39,32 @@ def scattered(x):  # (B, S, C) -> (B, S/T, C)
         collectives.reduce_scatter_tensor(x.contiguous(), "sum", 1, dist.group.WORLD))
 
 
-class ScatterForward(torch.autograd.Function):
-    """Reduce-scatters the output of a row-parallel product over the sequence."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return scattered(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gathered(gradient)
+def own_rows(x):  # (B, S, C) -> (B, S/T, C)
+    return x.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
 
 
-class GatherForward(torch.autograd.Function):
-    """Gathers the input of a column-parallel product. Backward reduce-scatters its gradient."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return gathered(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return scattered(gradient)
+def unchanged(x):
+    return x.view_as(x)
 
 
-class Split(torch.autograd.Function):
-    """Returns this rank's rows of the embeddings."""
+def operation(forward, backward):
+    """Returns an autograd function that applies `forward`, and `backward` to the gradient."""
+    class Operation(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return forward(x)
 
-    @staticmethod
-    def forward(ctx, x):
-        return x.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gathered(gradient)
+        @staticmethod
+        def backward(ctx, gradient):
+            return backward(gradient)
+    return Operation
 
 
-class Gather(torch.autograd.Function):
-    """Gathers the rows for the LM head, which all ranks compute. Backward needs no sum."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return gathered(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
+# Input of a column-parallel product, and output of a row-parallel one.
+ENTER, LEAVE = operation(unchanged, summed), operation(summed, unchanged)
+ENTER_ROWS, LEAVE_ROWS = operation(gathered, scattered), operation(scattered, gathered)
+# This rank's rows of the embeddings, and all rows for the LM head, which all ranks compute.
+SPLIT, GATHER = operation(own_rows, gathered), operation(gathered, own_rows)
 
 
 class ShardedBlock(nn.Module):
@@ -116,7 +76,7 @@ class ShardedBlock(nn.Module):
         width = full.proj.out_features
         self.heads, self.size = full.heads // count, width // full.heads
         self.ln1, self.ln2 = full.ln1, full.ln2
-        self.enter, self.leave = (GatherForward, ScatterForward) if sequence else (SumBackward, SumForward)
+        self.enter, self.leave = (ENTER_ROWS, LEAVE_ROWS) if sequence else (ENTER, LEAVE)
 
         def part(tensor, dim):
             return nn.Parameter(tensor.detach().chunk(count, dim)[rank].clone())
@@ -148,10 +108,10 @@ class ShardedModel(nn.Module):
 
     def forward(self, ids, targets):
         x = self.embedding(ids)
-        x = Split.apply(x) if self.sequence else x
+        x = SPLIT.apply(x) if self.sequence else x
         for block in self.blocks:
             x = block(x)
-        return self.head(Gather.apply(x) if self.sequence else x, targets)
+        return self.head(GATHER.apply(x) if self.sequence else x, targets)
 
     def partial_gradients(self):
         """Returns the parameters whose gradients are sums over this rank's rows only."""

@@ -1,7 +1,7 @@
 // Order of fetched states: see fetches.h.
 #include "llmc/groups/fetches.h"
 
-// Requests are repeated after so long without an answer, and later while the state arrives.
+// Seconds until a request is repeated: without an answer, and while the state arrives.
 static const double again_seconds = 5, busy_again_seconds = 20;
 
 // Returns true if the link would soon be idle, and memory suffices for another state.

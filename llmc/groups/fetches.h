@@ -10,8 +10,8 @@ enum {
     // take longer steps, between which states are served.
     AHEAD_BYTES = 256 << 20,
     AHEAD_STATES = 2,
-    // A state is asked for once the earlier ones will have arrived in this time. On slow links they
-    // would be out of date when it is their turn.
+    // A state is requested once the pending ones need less than this. Earlier requests would be
+    // stale on slow links.
     AHEAD_SECONDS = 10
 };
 

@@ -32,8 +32,8 @@ typedef enum MessageKind {
     MESSAGE_LEAVE,     // leaves the run
     MESSAGE_STATUS,    // asks for the status table (any known key)
     // both directions
-    // an offer to the open round of a chunk, in `rate` the seconds that the group has waited for a
-    // round with it; the rendezvous forwards it to all
+    // an offer to the open round of a chunk; the rendezvous forwards it to all. rate = seconds that
+    // the group has waited for a round with it
     MESSAGE_OFFER,
     MESSAGE_CLOSE,    // a closed round, with its offers; a group reports the rounds that it knows
     MESSAGE_SERVING,  // a group serves the state of a chunk; forwarded to the groups that need it

@@ -74,8 +74,8 @@ struct Rounds {
     Group group[MAX_GROUPS];
     int64_t dealt;  // training samples dealt to all groups
     int founder;    // group that was told to begin the run; -1: none
-    // After a restart: groups that took part before, as the others report. Until as many have
-    // joined, rounds wait for them, at most to the end of a grace period. -1: it is over.
+    // After a restart: number of earlier groups, as reported. Rounds wait until as many rejoin, at
+    // most a grace period. -1: not waiting.
     int expected;
 };
 

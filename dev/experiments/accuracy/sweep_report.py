@@ -9,7 +9,7 @@ from .statements import items, paragraph
 from .sweep import best_cells, fractions, losses_of, read_sweep, reference_cell
 from tables import cell as number  # dev/, whose path common adds
 
-GOAL = 0.77  # fraction of AdamW's steps; the plan in ../README.md says why
+GOAL = 0.77  # fraction of AdamW's steps; see ../README.md
 
 
 def row(*cells):
