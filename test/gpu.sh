@@ -504,13 +504,15 @@ as_nccl() {
 }
 # Tensor parallelism over peer memory, which needs a GPU per rank.
 check_peer() {
-    local ranks program=$BUILD/test/gpu/test_peer_reduce_gpu tp2=(--tensor-model-parallel-size 2)
-    local pp2=(--pipeline-model-parallel-size 2)
+    local ranks program tp2=(--tensor-model-parallel-size 2) pp2=(--pipeline-model-parallel-size 2)
     for ranks in 2 4 8; do
         what="peer memory of $ranks ranks"
         [ $ranks -le "$gpus" ] || { skip "$what" "$gpus GPUs"; continue; }
-        counted "$what" "${mpi[@]}" -np $ranks "$program"
-        [ $ranks = 2 ] || counted "$what, in pairs" "${mpi[@]}" -np $ranks "$program" --group 2
+        for program in test_peer_reduce_gpu test_peer_norm_gpu; do
+            counted "$what, $program" "${mpi[@]}" -np $ranks "$BUILD/test/gpu/$program"
+            [ $ranks = 2 ] || counted "$what in pairs, $program" "${mpi[@]}" -np $ranks \
+                "$BUILD/test/gpu/$program" --group 2
+        done
     done
     as_nccl 2 "T 2" "${tp2[@]}"
     as_nccl 2 "T 2, sequence parallel" "${tp2[@]}" --sequence-parallel

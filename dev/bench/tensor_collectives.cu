@@ -12,6 +12,10 @@
 //
 //   mb   MiB of bf16 activations (B*T, C), before or after the collective
 //
+// Also times a reduction with the residual addition and RMSNorm of rows of 2048 elements: *steps*
+// through the collectives of `peer`, and *peer N* as one kernel (peer_reduce_norm). With two ranks
+// every rank normalizes all rows; "norm, sequence" splits the rows and gathers the result.
+//
 // Prints microseconds per collective: medians over runs of the slowest rank, each averaged over
 // consecutive collectives. The results of `steps` and `peer` are compared bit for bit. NVLink
 // multicast is off, because no other way uses it.
@@ -23,6 +27,7 @@
 #include "llmc/base/version.h"
 #include "llmc/comm.h"
 #include "llmc/cuda/internal.h"
+#include "llmc/cuda/peer_layout.h"
 #include "llmc/cuda/peer_reduce.h"
 #include "llmc/ops.h"
 #include "llmc/ranks/launch.h"
@@ -33,8 +38,10 @@ enum { RUNS = 15, TOGETHER = 20, MOST_SIZES = 8 };
 enum { DELAY_CYCLES = 4000000 };  // 2 ms
 #define PATIENCE_SECONDS 60
 
-typedef enum Kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, KINDS } Kind;
-static const char *const KIND[KINDS] = {"all-reduce", "reduce-scatter", "all-gather"};
+typedef enum Kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, NORM, NORM_SEQUENCE, KINDS } Kind;
+static const char *const KIND[KINDS] = {"all-reduce", "reduce-scatter", "all-gather", "norm",
+                                        "norm, sequence"};
+enum { ROW = 2048 };  // elements of a row of the norms
 
 static const int BLOCKS[] = {8, 16, 24, 32, 48, 64};
 enum { PEER_WAYS = sizeof BLOCKS / sizeof *BLOCKS, WAYS = PEER_WAYS + 2, STEPS = PEER_WAYS, NCCL };
@@ -48,6 +55,8 @@ typedef struct Bench {
     Stream *stream;
     Event *start, *stop;
     uint8_t *input, *output, *parts, *want;  // (most bytes); input and output are shared
+    uint8_t *x, *sum;                        // (most bytes) of the norms
+    float *statistics;                       // (2, rows)
     void *flags;
     uint32_t *wrong;  // (1) on the device
     PeerReduce *peers;
@@ -109,6 +118,42 @@ static void run_peer(const Bench *b, Kind kind, size_t bytes) {
     if (!ran) fatal(&b->site, EXIT_ENVIRONMENT, "the buffers are not in peer memory");
 }
 
+// Returns the norm of `bytes` bytes, or of this rank's part. x is added to and overwritten.
+static LayerNorm norm_of(const Bench *b, Kind kind, size_t bytes) {
+    int64_t N = (int64_t)(bytes / ROW / sizeof(floatX)), own = N / b->launch.size;
+    LayerNorm n = {};
+    n.B = 1, n.T = (int)N, n.C = ROW;
+    n.epsilon = 1e-5f;
+    n.rms = true;
+    n.x = (floatX *)b->x, n.residual = n.x;
+    n.branch = (const floatX *)b->sum;
+    n.gamma = (const floatX *)b->want;  // any values
+    n.y = (floatX *)b->parts;
+    n.mean = b->statistics, n.rstd = b->statistics + N;
+    n.rows = {0, N};
+    if (kind == NORM_SEQUENCE) n.rows = {b->launch.rank * own, own};
+    return n;
+}
+
+// The same as tp_norm (llmc/model/tensor_parallel.c), as one kernel or in steps over peer memory.
+static void run_norm(const Bench *b, Kind kind, size_t bytes, bool fused) {
+    LayerNorm n = norm_of(b, kind, bytes);
+    bool split = kind == NORM_SEQUENCE;
+    size_t own = bytes / (size_t)b->launch.size;
+    CommNorm a = {(const floatX *)b->input, NULL, &n, split ? (floatX *)b->output : NULL};
+    CommReduce sum = {};
+    sum.partial = b->input;
+    sum.out = split ? b->sum : b->output;
+    sum.total = (int64_t)(bytes / sizeof(floatX));
+    sum.scatter = split;
+    if (!split) n.branch = (const floatX *)b->output;
+    bool ran = fused ? peer_reduce_norm(b->peers, &a, b->stream) : peer_reduce_sum(b->peers, &sum, b->stream);
+    if (!ran) fatal(&b->site, EXIT_ENVIRONMENT, "the norm cannot be computed over peer memory");
+    if (fused) return;
+    op_layernorm_forward(b->stream, &n);
+    if (split) peer_reduce_gather(b->peers, n.y, b->output, own, b->stream);
+}
+
 static void run_nccl(const Bench *b, Kind kind, size_t bytes) {
     size_t count = bytes / sizeof(floatX), block = count / (size_t)b->launch.size;
     cudaStream_t stream = stream_handle(b->stream);
@@ -121,7 +166,8 @@ static void run_nccl(const Bench *b, Kind kind, size_t bytes) {
 }
 
 static void run(const Bench *b, int way, Kind kind, size_t bytes) {
-    if (way == STEPS) run_steps(b, kind, bytes);
+    if (kind >= NORM) run_norm(b, kind, bytes, way != STEPS);
+    else if (way == STEPS) run_steps(b, kind, bytes);
     else if (way == NCCL) run_nccl(b, kind, bytes);
     else run_peer(b, kind, bytes);
 }
@@ -139,7 +185,7 @@ static __global__ void delay_kernel(long long cycles) {
 
 static double time_way(Bench *b, int way, Kind kind, size_t bytes) {
     double us[RUNS];
-    if (way < PEER_WAYS) peer_reduce_use_blocks(b->peers, BLOCKS[way]);
+    peer_reduce_use_blocks(b->peers, way < PEER_WAYS ? BLOCKS[way] : PEER_BLOCKS);
     for (int i = -2; i < RUNS; i++) {
         stream_synchronize(b->stream);
         peers_barrier(everyone(b));
@@ -188,12 +234,15 @@ static void measure(Bench *b) {
         for (int s = 0; s < b->sizes; s++) {
             size_t unit = (size_t)b->launch.size * 4096, bytes = ((size_t)b->mb[s] << 20) / unit * unit;
             double us[WAYS];
-            verify(b, (Kind)k, bytes);
-            for (int w = 0; w < WAYS; w++) us[w] = time_way(b, w, (Kind)k, bytes);
+            if (k < NORM) verify(b, (Kind)k, bytes);
+            if (k == NORM && b->launch.size > 2) continue;  // peer_reduce_norm does not support it
+            for (int w = 0; w < WAYS; w++)
+                us[w] = k >= NORM && w == NCCL ? 0 : time_way(b, w, (Kind)k, bytes);
             if (!first) continue;
             printf("%-15s %4d %9.1f", KIND[k], b->mb[s], us[STEPS]);
             for (int i = 0; i < PEER_WAYS; i++) printf(" %9.1f", us[i]);
-            printf(" %9.1f\n", us[NCCL]);
+            if (k < NORM) printf(" %9.1f", us[NCCL]);
+            printf("\n");
             fflush(stdout);
         }
     }
@@ -219,14 +268,16 @@ static bool read_options(Bench *b, int argc, char **argv) {
 }
 
 static bool allocate(Bench *b, size_t bytes) {
-    uint8_t **memory[] = {&b->input, &b->output, &b->parts, &b->want};
-    for (int i = 0; i < 4; i++) {
+    uint8_t **memory[] = {&b->input, &b->output, &b->parts, &b->want, &b->x, &b->sum};
+    for (int i = 0; i < 6; i++) {
         *memory[i] = (uint8_t *)device_alloc(b->device, bytes, "activations", &b->error);
         if (!*memory[i]) return false;
     }
     b->flags = device_alloc(b->device, COMM_FLAG_BYTES, "flags", &b->error);
+    size_t rows = bytes / ROW / sizeof(floatX);
+    b->statistics = (float *)device_alloc(b->device, 2 * rows * sizeof(float), "statistics", &b->error);
     b->wrong = (uint32_t *)device_alloc(b->device, sizeof(uint32_t), "a counter", &b->error);
-    return b->flags && b->wrong;
+    return b->flags && b->statistics && b->wrong;
 }
 
 static bool open_device(Bench *b) {

@@ -69,6 +69,7 @@ bool comm_reduce_direct(const Group *group, const CommReduce *a, Stream *stream)
 bool comm_gather_direct(const Group *group, const void *own, void *whole, size_t bytes, Stream *stream) {
     return false;
 }
+bool comm_norm_direct(const Group *group, const CommNorm *a, Stream *stream) { return false; }
 void comm_connect(const Mesh *mesh, void *memory) {}
 void comm_may_lose(const Group *group, int *lost) {
     if (group->comm) group->comm->lost = lost;

@@ -414,6 +414,16 @@ bool comm_gather_direct(const Group *group, const void *own, void *whole, size_t
     return true;
 }
 
+bool comm_norm_direct(const Group *group, const CommNorm *a, Stream *stream) {
+    if (!group->comm || !group->comm->direct) return false;
+    const LayerNorm *n = a->norm;
+    int64_t N = (int64_t)n->B * n->T, rows = rows_held(n->rows, n->B, n->T);
+    if (!peer_reduce_norm(group->comm->direct, a, stream)) return false;
+    size_t bytes = (size_t)(rows * n->C) * sizeof(floatX);  // of the partial sums that each rank sends
+    begin_collective(group, a->whole ? 2 * bytes : bytes, rows == N ? "all-reduce" : "reduce-scatter");
+    return true;
+}
+
 // --- links ---------------------------------------------------------------------------------------
 // Why links cannot deadlock: the kernel of a message occupies the GPU until the kernel of the other
 // end runs, and receives are posted long before their messages are sent. So the work that produces
@@ -425,7 +435,8 @@ bool comm_gather_direct(const Group *group, const void *own, void *whole, size_t
 // 2. The same hardware queue. device.cu requests 32 queues. A rank creates at most 16 streams,
 //    before NCCL creates its own.
 // 3. Free SMs. Links occupy 6 * LINK_CHANNELS = 12 of 100 or more SMs, and direct collectives up to
-//    PEER_BLOCKS = 24. The other kernels need no other rank and complete on the remaining SMs.
+//    PEER_BLOCKS = 24, with a norm up to half. The other kernels need no other rank and complete on
+//    the remaining SMs.
 // 4. The host. At the first launch of a kernel, CUDA may wait for all work on the GPU. So before
 //    the first message, stages launch once each kernel of forward and backward (gpt_needs_warm_up)
 //    and of the reductions in every micro-batch (zero_warm_up). Other kernels run first in the

@@ -2,10 +2,8 @@
 // Forward and backward read their inputs once and write their outputs once. In between, forward
 // keeps a row in registers, and backward keeps it in shared memory.
 //
-// In forward, W warps process a row, V vectors of 8 elements per lane. A block has one row, or 8
-// rows if W is 1. Sums have a fixed order: first per lane, then a butterfly over the warp,
-// then warp by warp. Backward sums parameter gradients per block in registers, then over the
-// blocks.
+// In forward, W warps process a row, V vectors of 8 elements per lane (row_norm.cuh). Backward sums
+// parameter gradients per block in registers, then over the blocks.
 //
 // At the end of a pipeline stage no norm follows the residual addition, which then has its own
 // elementwise kernels.
@@ -14,31 +12,9 @@
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/limits.h"
 #include "llmc/cuda/partials.cuh"
+#include "llmc/cuda/row_norm.cuh"
 
 // --- rows and threads ----------------------------------------------------------------------------
-
-template <int W> struct RowGroup {
-    static constexpr int LANES = W * WARP;       // threads per row
-    static constexpr int ROWS = W == 1 ? 8 : 1;  // rows per block; 1 if a row needs barriers
-    static constexpr int THREADS = ROWS * LANES;
-};
-
-// Returns the sums of a and b over the threads of a row, to all of them. shared: (32) pairs that no
-// thread is reading. Contains a barrier if W > 1.
-template <int W> static __device__ __forceinline__ float2 row_sum(float a, float b, float2 *shared) {
-    a = warp_sum(a), b = warp_sum(b);
-    if (W == 1) return make_float2(a, b);
-    int warp = threadIdx.x / WARP;
-    if (threadIdx.x % WARP == 0) shared[warp] = make_float2(a, b);
-    __syncthreads();
-    float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int i = 0; i < W; i++) {
-        float2 part = shared[warp / W * W + i];
-        sum.x += part.x, sum.y += part.y;
-    }
-    return sum;
-}
 
 enum { ELEMENT_THREADS = 256 };  // block size of elementwise kernels
 
@@ -60,8 +36,7 @@ static __device__ __forceinline__ void branch_multipliers(float keep[PACKED], co
 // CPU backend.
 static __device__ __forceinline__ Packed128 residual_sum(const LayerNorm &a, Packed128 residual,
                                                          Packed128 branch, int64_t row, int c) {
-    float sum[PACKED], x[PACKED];
-    unpack(residual, sum);
+    float x[PACKED];
     unpack(branch, x);
     if (a.dropout.p > 0.0f) {
         float keep[PACKED];
@@ -69,34 +44,15 @@ static __device__ __forceinline__ Packed128 residual_sum(const LayerNorm &a, Pac
 #pragma unroll
         for (int e = 0; e < PACKED; e++) x[e] = __fmul_rn(x[e], keep[e]);
     }
-#pragma unroll
-    for (int e = 0; e < PACKED; e++) sum[e] = __fadd_rn(sum[e], x[e]);
-    return pack(sum);
+    return add_rounded(residual, x);
 }
 
-// Computes the statistics of a row from this lane's vectors x. Computes the variance from
-// differences from the mean, which is accurate even if the mean is large.
-template <int W, int V>
-static __device__ __forceinline__ void row_statistics(const Packed128 x[V], const LayerNorm &a, int lane,
-                                                      float2 (*shared)[32], float *mean, float *rstd) {
-    float sum = 0.0f, squares = 0.0f, value[PACKED];
-#pragma unroll
-    for (int v = 0; v < V; v++) {
-        unpack(x[v], value);  // 0 past the end of the row
-#pragma unroll
-        for (int e = 0; e < PACKED; e++) sum += value[e];
-    }
-    *mean = row_sum<W>(sum, 0.0f, shared[0]).x / (float)a.C;
-    if (a.rms) *mean = 0.0f;
-#pragma unroll
-    for (int v = 0; v < V; v++) {
-        if ((v * RowGroup<W>::LANES + lane) * PACKED >= a.C) continue;
-        unpack(x[v], value);
-#pragma unroll
-        for (int e = 0; e < PACKED; e++) squares += (value[e] - *mean) * (value[e] - *mean);
-    }
-    *rstd = 1.0f / sqrtf(row_sum<W>(squares, 0.0f, shared[1]).x / (float)a.C + a.epsilon);
-}
+// A block has one row, or 8 rows if a row has one warp.
+template <int W> struct RowGroup {
+    static constexpr int LANES = W * WARP;
+    static constexpr int ROWS = W == 1 ? 8 : 1;  // 1 if a row needs barriers
+    static constexpr int THREADS = ROWS * LANES;
+};
 
 template <int W, int V>
 __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(LayerNorm a, int64_t N) {
@@ -104,46 +60,25 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Laye
     const int lane = threadIdx.x % RowGroup<W>::LANES;
     const int64_t row = (int64_t)blockIdx.x * RowGroup<W>::ROWS + threadIdx.x / RowGroup<W>::LANES;
     Packed128 x[V], branch[V];
-    // True if this lane's v-th vector is within the row. Threads without a row still take part in
-    // barriers.
-    bool here[V];
 #pragma unroll
     for (int v = 0; v < V; v++) {
-        int c = (v * RowGroup<W>::LANES + lane) * PACKED;
-        here[v] = row < N && c < a.C;
+        int c = row_column<W>(v, lane);
         x[v].words = branch[v].words = make_uint4(0, 0, 0, 0);
-        if (here[v]) x[v] = load_packed((a.branch ? a.residual : a.x) + row * a.C + c);
-        if (here[v] && a.branch) branch[v] = load_packed_streaming(a.branch + row * a.C + c);
+        if (row >= N || c >= a.C) continue;
+        x[v] = load_packed((a.branch ? a.residual : a.x) + row * a.C + c);
+        if (a.branch) branch[v] = load_packed_streaming(a.branch + row * a.C + c);
     }
 #pragma unroll
     for (int v = 0; v < V; v++) {
-        int c = (v * RowGroup<W>::LANES + lane) * PACKED;
-        if (!here[v] || !a.branch) continue;
+        int c = row_column<W>(v, lane);
+        if (row >= N || c >= a.C || !a.branch) continue;
         x[v] = residual_sum(a, x[v], branch[v], row, c);
         store_packed(a.x + row * a.C + c, x[v]);
     }
-    float mean, rstd;
-    row_statistics<W, V>(x, a, lane, shared, &mean, &rstd);
     uint32_t largest = 0;
-#pragma unroll
-    for (int v = 0; v < V; v++) {
-        if (!here[v]) continue;
-        int c = (v * RowGroup<W>::LANES + lane) * PACKED;
-        float value[PACKED], gamma[PACKED], beta[PACKED] = {};
-        unpack(x[v], value);
-        unpack(load_packed(a.gamma + c), gamma);
-        if (a.beta) unpack(load_packed(a.beta + c), beta);
-#pragma unroll
-        for (int e = 0; e < PACKED; e++) value[e] = (value[e] - mean) * rstd * gamma[e] + beta[e];
-        Packed128 y = pack(value);
-        store_packed(a.y + row * a.C + c, y);
-        if (a.absmax) largest = packed_absolute(largest, y);
-    }
+    normalize_row<W, V>(x, a, row, N, lane, shared, &largest,
+                        [&](int64_t at, Packed128 y) { store_packed(a.y + at, y); });
     if (a.absmax) block_absolute(a.absmax, largest);
-    if (lane == 0 && row < N) {
-        a.mean[row] = mean;
-        a.rstd[row] = rstd;
-    }
 }
 
 template <int W, int V> static void run_forward(Stream *s, const LayerNorm &a) {
@@ -152,21 +87,8 @@ template <int W, int V> static void run_forward(Stream *s, const LayerNorm &a) {
     check_launch(s, "LayerNorm forward");
 }
 
-// Uses the fewest threads per row for which a lane has at most 3 vectors.
 static void launch_forward(Stream *s, const LayerNorm &a) {
-    int vectors = row_vectors(a.C);
-    if (vectors <= 32) return run_forward<1, 1>(s, a);
-    if (vectors <= 64) return run_forward<1, 2>(s, a);
-    if (vectors <= 96) return run_forward<1, 3>(s, a);
-    if (vectors <= 128) return run_forward<2, 2>(s, a);
-    if (vectors <= 192) return run_forward<2, 3>(s, a);
-    if (vectors <= 256) return run_forward<4, 2>(s, a);
-    if (vectors <= 384) return run_forward<4, 3>(s, a);
-    if (vectors <= 512) return run_forward<8, 2>(s, a);
-    if (vectors <= 768) return run_forward<8, 3>(s, a);
-    if (vectors <= 1024) return run_forward<16, 2>(s, a);
-    if (vectors <= 1536) return run_forward<16, 3>(s, a);
-    run_forward<32, 2>(s, a);
+    with_row_shape(row_vectors(a.C), [&](auto shape) { run_forward<shape.W, shape.V>(s, a); });
 }
 
 // The residual addition without a norm, 8 elements per thread.

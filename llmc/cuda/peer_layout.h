@@ -1,5 +1,5 @@
-// Partition of elements, launch sizes and flag addresses of peer_reduce.cu. All ranks must compute
-// the same values. Plain C, so that tests run without a GPU.
+// Partition of elements, launch sizes and flag addresses of peer_reduce.cu and peer_norm.cu. All
+// ranks must compute the same values. Plain C, so that tests run without a GPU.
 #pragma once
 #include <stddef.h>
 
@@ -44,6 +44,18 @@ static inline int peer_blocks(size_t bytes, int most) {
 // Returns the blocks that a GPU may lend to a launch: at most a quarter of its SMs.
 static inline int peer_most_blocks(int multiprocessors) {
     int most = multiprocessors / 4 < PEER_BLOCKS ? multiprocessors / 4 : PEER_BLOCKS;
+    return most < 1 ? 1 : most;
+}
+
+// The same for the kernel that also normalizes, of which a block processes `block_rows` rows at a
+// time: at most half of the SMs, because it does not run beside matrix products.
+static inline int peer_norm_blocks(int64_t rows, int block_rows, int most) {
+    int64_t blocks = (rows + block_rows - 1) / block_rows;
+    if (blocks < 1) return 1;
+    return blocks < most ? (int)blocks : most;
+}
+static inline int peer_most_norm_blocks(int multiprocessors) {
+    int most = multiprocessors / 2 < PEER_BLOCKS_MOST ? multiprocessors / 2 : PEER_BLOCKS_MOST;
     return most < 1 ? 1 : most;
 }
 

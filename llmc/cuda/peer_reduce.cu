@@ -1,31 +1,18 @@
 // Collectives over peer memory: see peer_reduce.h.
 //
-// A kernel has two barriers. The first one waits until the other ranks have launched the same
-// kernel: then their input is complete and their output may be overwritten, because the launch
-// follows all earlier work of their streams. Between the barriers, each rank sums its range of the
-// elements, read from all ranks (reduce), and writes the result into the output of all ranks
-// (all-gather). Every element is read and written by one thread of one rank only, so an all-reduce
-// may work in place. The second barrier waits until the other ranks have written this rank's output
-// and have read its input.
-//
-// Barriers connect thread blocks with the same index: block b of a rank waits for block b of every
-// other rank, so all ranks launch the same number of blocks. A thread stores the barrier's number
-// into a flag in each other rank's memory (release) and waits until the flags in its own memory
-// reach this number (acquire). Numbers only grow, so flags are never reset, and a fast rank may
-// already have stored a later number; comparisons are modulo 2^32. Every stream has its own flags
-// and numbers (a lane), because kernels of different streams may run in different orders on
-// different ranks.
-//
-// Why this cannot deadlock: a block that has started needs only the block with the same index on
-// the other ranks, which starts as soon as an SM of its GPU has room for it. Other kernels leave
-// room when they end. The only kernels that wait for other ranks are these and NCCL's, and a GPU
-// has enough SMs for all of them at once (PEER_BLOCKS, and comm.cu). If a rank dies, its flags
-// never arrive: the watchdog then sets the abort word, which all waiting threads poll.
+// A kernel has two barriers (peer_barrier.cuh). The first one waits until the other ranks have
+// launched the same kernel: then their input is complete and their output may be overwritten,
+// because the launch follows all earlier work of their streams. Between the barriers, each rank
+// sums its range of the elements, read from all ranks (reduce), and writes the result into the
+// output of all ranks (all-gather). Every element is read and written by one thread of one rank
+// only, so an all-reduce may work in place. The second barrier waits until the other ranks have
+// written this rank's output and have read its input.
 #include <string.h>
 
-#include "llmc/cuda/common.cuh"
-#include "llmc/cuda/peer_layout.h"
+#include "llmc/cuda/limits.h"
+#include "llmc/cuda/peer_barrier.cuh"
 #include "llmc/cuda/peer_memory.h"
+#include "llmc/cuda/peer_norm.h"
 #include "llmc/cuda/peer_reduce.h"
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ranks/peers.h"
@@ -34,18 +21,6 @@ static_assert((int)PEER_RANKS == (int)COMM_DIRECT_RANKS, "comm.h documents the n
 
 // Time limit of the first all-reduce.
 #define PATIENCE_SECONDS 2.0
-
-enum {
-    BARRIERS = 2,      // per launch
-    POLL_PERIOD = 512  // reads of a flag between two reads of the abort word, about 0.5 ms
-};
-
-struct PeerBarrier {
-    uint32_t *flags[PEER_RANKS];  // (blocks, PEER_RANKS) of each rank; rank r writes column r
-    const volatile int *abort;
-    uint32_t number;  // of the launch's first barrier
-    int rank, size;
-};
 
 struct PeerSum {
     PeerBarrier barrier;
@@ -67,35 +42,6 @@ struct PeerGather {
     int64_t bytes;
     bool vectors;
 };
-
-// --- barriers ------------------------------------------------------------------------------------
-
-static __device__ __forceinline__ void store_release(uint32_t *flag, uint32_t number) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(number) : "memory");
-}
-static __device__ __forceinline__ uint32_t load_acquire(const uint32_t *flag) {
-    uint32_t number;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(number) : "l"(flag) : "memory");
-    return number;
-}
-
-// Waits for this block of all ranks. Memory accesses of the block before the barrier happen before
-// accesses of the other ranks' blocks after it: __syncthreads orders them with this block's
-// release, and release and acquire are cumulative at system scope. Returns false if the kernel must
-// end. All threads must call it.
-static __device__ bool wait_for_ranks(const PeerBarrier &b, uint32_t number) {
-    const int peer = threadIdx.x, first = blockIdx.x * PEER_RANKS;
-    int aborted = 0;
-    __syncthreads();
-    if (peer < b.size && peer != b.rank) {
-        store_release(b.flags[peer] + first + b.rank, number);
-        const uint32_t *flag = b.flags[b.rank] + first + peer;
-        for (uint32_t reads = 1; !aborted && (int32_t)(load_acquire(flag) - number) < 0; reads++) {
-            if (reads % POLL_PERIOD == 0) aborted = *b.abort;
-        }
-    }
-    return !__syncthreads_or(aborted);
-}
 
 // --- elements ------------------------------------------------------------------------------------
 
@@ -266,7 +212,7 @@ struct PeerReduce {
     int *abort;                    // page-locked
     const void *user[PEER_LANES];  // stream of each lane, NULL: free
     uint32_t number[PEER_LANES];   // number of the lane's last barrier
-    int blocks;                    // maximum of a launch
+    int blocks, norm_blocks;       // maxima of a launch
     SumKernel sum, sum_fp32;
 };
 
@@ -374,27 +320,76 @@ bool peer_reduce_gather(PeerReduce *n, const void *own, void *whole, size_t byte
     return true;
 }
 
-void peer_reduce_use_blocks(PeerReduce *n, int blocks) { n->blocks = blocks; }
+// Returns true if peer_norm_kernel can run. Every rank either normalizes its own rows and sends
+// them to all ranks, or all rows for itself. The latter reads all partial sums of all ranks, which
+// for more than two ranks is more than an all-reduce transfers.
+static bool can_normalize(const PeerReduce *n, const CommNorm *a) {
+    const LayerNorm *norm = a->norm;
+    int64_t N = (int64_t)norm->B * norm->T, rows = rows_held(norm->rows, norm->B, norm->T);
+    size_t bytes = (size_t)(N * norm->C) * sizeof(floatX);
+    size_t own = (size_t)(rows * norm->C) * sizeof(floatX);
+    const void *const vectors[] = {a->partial, a->bias,     a->whole,   norm->x,
+                                   norm->y,    norm->gamma, norm->beta, norm->residual};
+    const void *const separate[] = {a->whole, norm->x, norm->y, norm->residual};
+    const size_t separate_bytes[] = {bytes, own, own, own};
+    bool split = rows * n->size == N && norm->rows.first == n->rank * rows;
+    bool whole = rows == N && n->size == 2 && !a->whole;
+    if ((!split && !whole) || !norm->gamma || !norm->residual || norm->dropout.p > 0.0f) return false;
+    if (norm->C % LIMIT_MULTIPLE || norm->C > LIMIT_HIDDEN) return false;
+    for (const void *p : vectors)
+        if ((uintptr_t)p % PEER_VECTOR) return false;
+    for (int i = 0; i < 4; i++)
+        if (peer_overlap(a->partial, bytes, separate[i], separate[i] ? separate_bytes[i] : 0)) return false;
+    return peer_memory_hold(n->memory, a->partial, bytes) &&
+           (!a->whole || peer_memory_hold(n->memory, a->whole, bytes));
+}
+
+bool peer_reduce_norm(PeerReduce *n, const CommNorm *a, Stream *stream) {
+    if (!can_normalize(n, a)) return false;
+    int lane = peer_lane(n->user, stream);
+    if (lane < 0) return false;
+    PeerNorm norm = {};
+    norm.norm = *a->norm;
+    norm.bias = a->bias;
+    norm.rows = rows_held(a->norm->rows, a->norm->B, a->norm->T);
+    int64_t start = a->norm->rows.first * a->norm->C;
+    size_t bytes = (size_t)a->norm->B * (size_t)a->norm->T * (size_t)a->norm->C * sizeof(floatX);
+    for (int r = 0; r < n->size; r++) norm.part[r] = (floatX *)of_rank(n, r, a->partial, bytes) + start;
+    for (int i = 0; i < n->size && a->whole; i++)
+        norm.to[norm.destinations++] = (floatX *)of_rank(n, (n->rank + i) % n->size, a->whole, bytes) + start;
+    PeerNormShape shape = peer_norm_shape(a->norm->C, n->size);
+    norm.barrier = next_barrier(n, lane);
+    int blocks = peer_norm_blocks(norm.rows, shape.rows, n->norm_blocks);
+    heartbeat_waiting(device_site(n->device), true);
+    shape.kernel<<<blocks, shape.threads, 0, stream_handle(stream)>>>(norm);
+    check_launch(stream, "reduction and norm over peer memory");
+    heartbeat_waiting(device_site(n->device), false);
+    return true;
+}
+
+void peer_reduce_use_blocks(PeerReduce *n, int blocks) { n->blocks = n->norm_blocks = blocks; }
 int *peer_reduce_abort_word(PeerReduce *n) { return n->abort; }
 
 // --- start and end -------------------------------------------------------------------------------
 
-// Loads the kernels. CUDA would load them at the first launch, and might then wait for kernels that
-// wait for other ranks.
+// Loads a kernel. CUDA would load it at the first launch, and might then wait for kernels that wait
+// for other ranks.
+static bool load_kernel(const void *kernel, Error *err) {
+    cudaFuncAttributes attributes;
+    cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
+    if (status == cudaSuccess) return true;
+    cudaGetLastError();  // clears the error, which check_launch would report otherwise
+    return system_error(err, "loading the kernels for peer memory failed: %s", cudaGetErrorString(status));
+}
+
 static bool load_kernels(PeerReduce *n, Error *err) {
     n->sum = sum_kernel<floatX>(n->size);
     n->sum_fp32 = sum_kernel<float>(n->size);
-    const void *const kernels[] = {(const void *)n->sum, (const void *)n->sum_fp32,
-                                   (const void *)peer_gather_kernel};
-    for (int i = 0; i < 3; i++) {
-        cudaFuncAttributes attributes;
-        cudaError_t status = cudaFuncGetAttributes(&attributes, kernels[i]);
-        if (status == cudaSuccess) continue;
-        cudaGetLastError();  // clears the error, which check_launch would report otherwise
-        return system_error(err, "loading the kernels for peer memory failed: %s",
-                            cudaGetErrorString(status));
-    }
-    return true;
+    bool ok = load_kernel((const void *)n->sum, err) && load_kernel((const void *)n->sum_fp32, err) &&
+              load_kernel((const void *)peer_gather_kernel, err);
+    for (int C = WARP * PACKED; ok && C <= LIMIT_HIDDEN; C += WARP * PACKED)  // every shape of a row
+        ok = load_kernel((const void *)peer_norm_shape(C, n->size).kernel, err);
+    return ok;
 }
 
 // Waits for the stream, but sets the abort word after PATIENCE_SECONDS. Returns false in this case.
@@ -455,7 +450,9 @@ static bool open_peers(PeerReduce *n, void *flags, const CommPiece *piece, int p
     if (ok) ok = (n->abort = (int *)host_alloc(n->device, sizeof(int), "the abort word", err)) != NULL;
     if (!peers_agree(n->ranks, ok, err, NULL)) return false;
     n->blocks = peer_most_blocks(n->device->multiprocessors);
+    n->norm_blocks = peer_most_norm_blocks(n->device->multiprocessors);
     peers_all_reduce(n->ranks, &n->blocks, 1, MPI_INT, MPI_MIN);
+    peers_all_reduce(n->ranks, &n->norm_blocks, 1, MPI_INT, MPI_MIN);
     if (!peer_memory_share(n->memory, flags, piece, pieces, err)) return false;
     for (int i = 0; i < pieces; i++) {
         if (piece[i].bytes) return try_sum(n, piece[i].memory, piece[i].bytes, err);

@@ -4,7 +4,8 @@
 //
 // Each kernel spins until the matching kernels of the other ranks have started. Until then, and
 // while it sums, it occupies up to PEER_BLOCKS SMs (peer_layout.h), at most a quarter of the GPU.
-// The other SMs stay free for matrix products. comm.cu calls these functions for comm_open_direct.
+// The other SMs stay free for matrix products. The kernel with a norm (peer_norm.cu) may occupy
+// half of the GPU. comm.cu calls these functions for comm_open_direct.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/cuda/internal.h"
@@ -20,16 +21,18 @@ PeerReduce *peer_reduce_open(Device *device, MPI_Comm group, void *flags, const 
                              Error *err);
 // Unmaps the memory and frees the object. No kernel may be pending. Collective.
 void peer_reduce_close(PeerReduce *peers);
-// Limits the thread blocks of a launch to 1 .. PEER_BLOCKS_MOST. All ranks must pass the same
+// Limits the thread blocks of every launch to 1 .. PEER_BLOCKS_MOST. All ranks must pass the same
 // number. For benchmarks.
 void peer_reduce_use_blocks(PeerReduce *peers, int blocks);
 
-// Implement comm_reduce_direct and comm_gather_direct (llmc/comm.h). Return false without effect if
-// a buffer is not in shared memory, or more than PEER_LANES streams use the group. All ranks must
+// Implement comm_reduce_direct, comm_gather_direct and comm_norm_direct (llmc/comm.h). Return false
+// without effect if a buffer is not in shared memory, or more than PEER_LANES streams use the
+// group. peer_reduce_norm has further conditions (can_normalize in peer_reduce.cu). All ranks must
 // make the same calls in the same order, with the same sizes, offsets in shared memory, and
 // addresses modulo 16 bytes.
 bool peer_reduce_sum(PeerReduce *peers, const CommReduce *a, Stream *stream);
 bool peer_reduce_gather(PeerReduce *peers, const void *own, void *whole, size_t bytes, Stream *stream);
+bool peer_reduce_norm(PeerReduce *peers, const CommNorm *a, Stream *stream);
 
 // Returns the word in page-locked memory that the kernels poll while they wait. If it becomes
 // nonzero, all waiting and later kernels end, and their results are undefined.

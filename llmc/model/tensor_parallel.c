@@ -155,6 +155,17 @@ const floatX *tp_gather(const TensorParallel *tp, const floatX *own, floatX *who
     return all;
 }
 
+void tp_norm(const TensorParallel *tp, const LayerNorm *n, floatX *branch, const floatX *bias,
+             floatX *whole) {
+    int64_t N = (int64_t)n->B * n->T;
+    bool reduces = branch && tp->group->size > 1 && !tp_reduces_early(tp);
+    CommNorm fused = {.partial = branch, .bias = bias, .norm = n, .whole = whole};
+    if (reduces && !tp->sends_codes && comm_norm_direct(tp->group, &fused, tp->compute)) return;
+    if (reduces) tp_reduce(tp, branch, bias, branch, N);
+    op_layernorm_forward(tp->compute, n);
+    if (whole) tp_gather(tp, n->y, whole, N);
+}
+
 void tp_exchange(const TensorParallel *tp, void *buffer, size_t bytes) {
     comm_all_gather(tp->group, buffer, bytes, begin(tp));
     done(tp, tp->gathered);

@@ -20,7 +20,8 @@
 // on its own, so that the reduction of one overlaps with the products of the other.
 //
 // Unless --tp-comm-backend is nccl, collectives whose buffers are in `shared` are single kernels
-// (comm_open_direct). Their results are the same.
+// (comm_open_direct). In forward, such a kernel may also add bias and residual and normalize
+// (tp_norm). Their results are the same.
 //
 // Included by gpt.h.
 #pragma once
@@ -108,6 +109,15 @@ const floatX *tp_gather_begin(const TensorParallel *tp, const floatX *own, float
 // parallelism.
 void tp_gather_bytes_begin(const TensorParallel *tp, const void *own, void *whole, size_t bytes);
 void tp_gather_wait(const TensorParallel *tp);
+// Returns true if forward starts the reduction of a branch as soon as its GEMM is queued, to
+// overlap it with other row blocks. Otherwise tp_norm reduces the branch.
+static inline bool tp_reduces_early(const TensorParallel *tp) { return tp->block_bytes > 0; }
+// Runs norm n of forward, with the collectives before and after it: unless tp_reduces_early, sums
+// `branch` (N, C) over the ranks and adds `bias`; normalizes; with sequence parallelism,
+// all-gathers the output into `whole` (N, C). One kernel on the compute stream if comm_norm_direct
+// supports it, which does not write the sum to `branch`.
+// branch: n->branch, or NULL if the norm adds none. bias, whole: may be NULL.
+void tp_norm(const TensorParallel *tp, const LayerNorm *n, floatX *branch, const floatX *bias, floatX *whole);
 // In-place all-gather of `bytes` bytes per rank. Each rank has filled its slot of the buffer, at
 // offset rank * bytes.
 void tp_exchange(const TensorParallel *tp, void *buffer, size_t bytes);

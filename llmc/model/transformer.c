@@ -8,8 +8,9 @@
 // comments.
 //
 // Tensor parallelism splits the heads, the feed-forward layer and the vocabulary. A rank then
-// computes partial sums, which the functions of tensor_parallel.c reduce. With --tp-comm-overlap,
-// forward does so one block of rows at a time. Pipeline parallelism splits the layers.
+// computes partial sums, which the functions of tensor_parallel.c reduce: in forward together with
+// the norm that follows, or with --tp-comm-overlap one block of rows at a time. Pipeline
+// parallelism splits the layers.
 //
 // The hidden state between layers is the residual stream. The addition x += branch is fused into
 // the norm that follows it: a layer leaves its MLP output in gpt->branch, and the first norm of the
@@ -316,8 +317,8 @@ static void linear_forward(const GPT *gpt, const Pass *p, int l, LayerLinear whi
 }
 
 // Runs a row-parallel linear (projection, fc2) for a row block. Every rank computes a partial sum
-// over its input columns. The partial sums are all-reduced (or reduce-scattered), and the bias is
-// added once. Call tp_reduce_wait before using the output.
+// over its input columns. The partial sums are all-reduced (or reduce-scattered) and the bias is
+// added once: in column_parallel_input, or from here on if tp_reduces_early.
 static void row_parallel_begin(const GPT *gpt, const Pass *p, int l, LayerLinear which, const Linear *a,
                                int block) {
     if (!is_tensor_parallel(gpt)) {
@@ -327,19 +328,20 @@ static void row_parallel_begin(const GPT *gpt, const Pass *p, int l, LayerLinear
     Linear part = *a;
     part.bias = NULL;
     linear_forward(gpt, p, l, which, &part);
-    tp_reduce_begin(&gpt->tp, part.y, a->bias, part.y, a->N, block);
+    if (tp_reduces_early(&gpt->tp)) tp_reduce_begin(&gpt->tp, part.y, a->bias, part.y, a->N, block);
 }
 
-// Makes the output `own` of a norm the input of a column-parallel linear: all-gathers it with
-// sequence parallelism and quantizes it in FP8 layers.
-static void column_parallel_input(const GPT *gpt, const Pass *p, int l, LayerLinear which, const Linear *a,
-                                  const floatX *own) {
-    if (fp8_gathers(gpt, p, l)) {
-        fp8_gather_input(gpt, p, l, which, a, own);
-        return;
-    }
-    gather(gpt, p, own);
-    fp8_quantize_input(gpt, p, l, which, a, a->x, FP8_OF_X);
+// Runs a norm and makes its output the input of column-parallel linear `which` of layer l. With
+// tensor parallelism, first reduces the branch that the norm adds, with the bias of its linear.
+// With sequence parallelism, all-gathers the output. Quantizes it in FP8 layers.
+static void column_parallel_input(const GPT *gpt, const Pass *p, int l, LayerLinear which,
+                                  const LayerNorm *norm, const floatX *bias, const Linear *a) {
+    LayerNorm n = *norm;
+    bool gathers_codes = fp8_gathers(gpt, p, l);
+    n.absmax = fp8_absmax(gpt, p, l, which, FP8_INPUT);
+    tp_norm(&gpt->tp, &n, n.branch ? gpt->branch : NULL, bias, gathers_codes ? NULL : gpt->gathered);
+    if (gathers_codes) fp8_gather_input(gpt, p, l, which, a, n.y);
+    else fp8_quantize_input(gpt, p, l, which, a, a->x, FP8_OF_X);
 }
 
 // Computes the MLP's activation, or quantizes it, from the output of fc1.
@@ -350,29 +352,27 @@ static void activate(const GPT *gpt, const Pass *p, int l, const LayerOps *o) {
     else if (gpt->swiglu) op_swiglu_forward(gpt->stream, &o->swiglu);
 }
 
-// Runs the norm before a column-parallel linear.
-static void norm_forward(const GPT *gpt, const Pass *p, int l, LayerLinear which, const LayerNorm *norm) {
-    LayerNorm n = *norm;
-    n.absmax = fp8_absmax(gpt, p, l, which, FP8_INPUT);
-    op_layernorm_forward(gpt->stream, &n);
+// Returns the bias of the branch that first_norm of layer l adds, or NULL.
+static const floatX *first_bias(const GPT *gpt, const Pass *p, int l) {
+    return l > gpt_first_layer(gpt, p) ? weight(gpt, l - 1, FC2_B) : NULL;
 }
 
-// Runs norm1 and QKV. Before the last block, waits for all reductions of the previous layer. They
-// read its biases, so the weights of the next layer, which take the same memory, come only then.
+// Runs norm1 and QKV. The reductions of the previous layer read its bias. The weights of the next
+// layer, which take the same memory, are fetched only after the last of them.
 static void qkv_forward(const GPT *gpt, const Pass *p, int l, const LayerOps *o, const RowBlocks *blocks,
                         bool recomputes) {
     for (int i = 0; i < blocks->count; i++) {
         LayerOps b = ops_of_block(o, blocks, i);
         tp_reduce_wait(&gpt->tp, i);
+        column_parallel_input(gpt, p, l, LINEAR_QKV, &b.norm1, first_bias(gpt, p, l), &b.qkv);
         if (!recomputes && i == blocks->count - 1) wait_for_layer(gpt, p, l, false);
-        norm_forward(gpt, p, l, LINEAR_QKV, &b.norm1);
-        column_parallel_input(gpt, p, l, LINEAR_QKV, &b.qkv, b.norm1.y);
         linear_forward(gpt, p, l, LINEAR_QKV, &b.qkv);
     }
 }
 
-// Runs a layer and starts the reductions of its output. Recomputation for the backward pass leaves
-// out the last GEMM (fc2), which computes no activation that backward needs.
+// Runs a layer, up to the partial sums of its output; if tp_reduces_early, also starts their
+// reductions. Recomputation for the backward pass leaves out the last GEMM (fc2), which computes no
+// activation that backward needs.
 static void layer_forward(const GPT *gpt, const Pass *p, int l, const LayerOps *o, bool recomputes) {
     Stream *s = gpt->stream;
     RowBlocks blocks = tp_row_blocks(&gpt->tp, pass_rows(p));
@@ -390,8 +390,7 @@ static void layer_forward(const GPT *gpt, const Pass *p, int l, const LayerOps *
     for (int i = 0; i < blocks.count; i++) {
         LayerOps b = ops_of_block(o, &blocks, i);
         tp_reduce_wait(&gpt->tp, i);
-        norm_forward(gpt, p, l, LINEAR_FC1, &b.norm2);
-        column_parallel_input(gpt, p, l, LINEAR_FC1, &b.fc1, b.norm2.y);
+        column_parallel_input(gpt, p, l, LINEAR_FC1, &b.norm2, b.projection.bias, &b.fc1);
         linear_forward(gpt, p, l, LINEAR_FC1, &b.fc1);
         activate(gpt, p, l, &b);
         if (!recomputes) row_parallel_begin(gpt, p, l, LINEAR_FC2, &b.fc2, i);
@@ -430,7 +429,8 @@ void gpt_forward(GPT *gpt, const Pass *p) {
         layer_forward(gpt, p, l, &o, false);
     }
     for (int i = 0; i < TP_BLOCKS; i++) tp_reduce_wait(&gpt->tp, i);
-    op_layernorm_forward(gpt->stream, &final);
+    tp_norm(&gpt->tp, &final, final.branch ? gpt->branch : NULL, first_bias(gpt, p, gpt_end_layer(gpt, p)),
+            NULL);
 }
 
 // --- backward ------------------------------------------------------------------------------------

@@ -64,6 +64,17 @@ static void blocks(void **state) {
     assert_true(PEER_BLOCKS <= PEER_BLOCKS_MOST);
 }
 
+static void norm_blocks(void **state) {
+    assert_int_equal(peer_norm_blocks(0, 4, 64), 1);
+    assert_int_equal(peer_norm_blocks(4, 4, 64), 1);
+    assert_int_equal(peer_norm_blocks(5, 4, 64), 2);
+    assert_int_equal(peer_norm_blocks((int64_t)1 << 40, 1, 64), 64);
+    // At most half of the SMs, so that NCCL's kernels find room.
+    assert_int_equal(peer_most_norm_blocks(132), PEER_BLOCKS_MOST);
+    assert_int_equal(peer_most_norm_blocks(108), 54);
+    assert_int_equal(peer_most_norm_blocks(1), 1);
+}
+
 // Flags of lanes overlap neither each other nor the flags of peer_memory.cu, and fit into the
 // memory for flags.
 static void flags(void **state) {
@@ -98,6 +109,7 @@ int main(void) {
         cmocka_unit_test(all_reduce_ranges),
         cmocka_unit_test(reduce_scatter_ranges),
         cmocka_unit_test(blocks),
+        cmocka_unit_test(norm_blocks),
         cmocka_unit_test(flags),
         cmocka_unit_test(lanes),
         cmocka_unit_test(overlaps),

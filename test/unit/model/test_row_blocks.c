@@ -1,7 +1,7 @@
-// Stream ordering of forward with tensor parallelism in row blocks. The device, the collectives and
-// the ops of forward only record the memory that they read and write on each stream (recording.h),
-// as in test_overlap.c. gpt_forward runs on one of four ranks: two tensor-parallel ranks in each of
-// two data-parallel ones. The tests check that:
+// Stream ordering of forward with tensor parallelism, in row blocks or whole. The device, the
+// collectives and the ops of forward only record the memory that they read and write on each stream
+// (recording.h), as in test_overlap.c. gpt_forward runs on one of four ranks: two tensor-parallel
+// ranks in each of two data-parallel ones. The tests check that:
 //   - events order any two uses of the same memory of which at least one is a write
 //   - omitting any wait of tensor parallelism is detected as a race
 //   - the reduction of one row block is not ordered with the GEMMs of the other
@@ -21,7 +21,14 @@ enum { LAYERS = 6, PASSES = 3 };
 
 // --- ops -----------------------------------------------------------------------------------------
 
-static bool direct;  // reductions are single kernels
+// A way to run forward.
+typedef struct Case {
+    const char *strategy;  // --data-parallel-sharding-strategy
+    bool blocks;           // --tp-comm-overlap
+    bool direct;           // reductions are single kernels
+    bool fused;            // together with a norm
+} Case;
+static Case way;
 
 void op_init_weights(Stream *s, const InitWeights *a) {
     begin_on(s, "init");
@@ -67,11 +74,28 @@ void op_sum_parts(Stream *s, const SumParts *a) {
     writes(s, a->y, X * a->n);
 }
 bool comm_reduce_direct(const Group *group, const CommReduce *a, Stream *s) {
-    if (!direct) return false;
+    if (!way.direct) return false;
     begin_on(s, "reduce");
     writes(s, &group->comm->order, 1);
     if (a->bias) reads(s, a->bias, X * a->C);
     writes(s, a->out, X * a->total);
+    return true;
+}
+bool comm_norm_direct(const Group *group, const CommNorm *a, Stream *s) {
+    const LayerNorm *n = a->norm;
+    int64_t rows = rows_held(n->rows, n->B, n->T), bytes = X * rows * n->C;
+    if (!way.fused) return false;
+    begin_on(s, "fused norm");
+    writes(s, &group->comm->order, 1);
+    reads(s, a->partial, X * n->B * n->T * n->C);
+    reads(s, a->bias, X * n->C);
+    reads(s, n->gamma, X * n->C);
+    reads(s, n->beta, X * n->C);
+    reads(s, n->residual, bytes);
+    writes(s, n->x, bytes);
+    writes(s, n->y, bytes);
+    writes(s, n->mean, 4 * rows);
+    writes(s, n->rstd, 4 * rows);
     return true;
 }
 bool comm_gather_direct(const Group *group, const void *own, void *whole, size_t bytes, Stream *s) {
@@ -94,21 +118,21 @@ typedef struct Recording {
     GPT gpt;
 } Recording;
 
-// strategy: --data-parallel-sharding-strategy.
-static void configure(Recording *r, const char *strategy) {
+static void configure(Recording *r) {
     static const char words[] =
         "test --bf16 --use-distributed-optimizer --mock-data --lr 1e-3 --train-iters 10 --tokenizer-type "
         "NullTokenizer --make-vocab-size-divisible-by 1 --vocab-size 31 --num-layers 6 --hidden-size 32 "
         "--num-attention-heads 4 --seq-length 16 --max-position-embeddings 16 --micro-batch-size 2 "
         "--global-batch-size 4 --ddp-bucket-size 1 --tensor-model-parallel-size 2 "
-        "--tp-comm-overlap --data-parallel-sharding-strategy";
+        "--data-parallel-sharding-strategy";
     char text[sizeof words], *argv[64], *rest = NULL;
     int argc = 0, hosts[4] = {0};
     Error err = {0};
     memcpy(text, words, sizeof words);
     for (char *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
         argv[argc++] = word;
-    argv[argc++] = (char *)strategy;
+    argv[argc++] = (char *)way.strategy;
+    if (way.blocks) argv[argc++] = "--tp-comm-overlap";
     bool ok = config_parse(&r->config, argc, argv, NULL, 0, &err) &&
               mesh_build(&r->mesh, 3, 4, hosts, 4, 2, 1, &err) && config_finish(&r->config, 4, 32, 31, &err);
     if (!ok) fail_msg("%s", err.what);
@@ -116,16 +140,16 @@ static void configure(Recording *r, const char *strategy) {
     r->mesh.world.mpi = MPI_COMM_SELF;
 }
 
-static void open_recording(Recording *r, const char *strategy, int dropped_stream, int dropped_event) {
+static void open_recording(Recording *r, int dropped_stream, int dropped_event) {
     Error err = {0};
     memset(r, 0, sizeof *r);
     r->device.dropped_stream = dropped_stream;
     r->device.dropped_event = dropped_event;
-    configure(r, strategy);
+    configure(r);
     r->zero = gpt_plan(&r->gpt, &r->config, &r->mesh, &r->memory_plan, &err);
     if (!r->zero) fail_msg("%s", err.what);
-    assert_int_equal(r->gpt.tp.block_bytes, TP_BLOCK_BYTES);
-    r->gpt.tp.block_bytes = 1;
+    assert_int_equal(r->gpt.tp.block_bytes, way.blocks ? TP_BLOCK_BYTES : 0);
+    if (way.blocks) r->gpt.tp.block_bytes = 1;
     r->gpt.tp.peer = false;
     r->compute = stream_create(&r->device, "compute");
     lanes_open(&r->lanes, &r->device, true);
@@ -178,40 +202,47 @@ static void run(Recording *r) {
 
 // --- the tests -----------------------------------------------------------------------------------
 
-static const struct {
-    const char *strategy;
-    bool direct;
-} cases[] = {{"optim", false}, {"optim", true}, {"optim_grads_params", false}, {"optim_grads_params", true}};
+static const Case cases[] = {
+    {"optim", true, false, false},
+    {"optim", true, true, false},
+    {"optim_grads_params", true, false, false},
+    {"optim_grads_params", true, true, false},
+    {"optim", false, false, false},
+    {"optim", false, true, true},
+    {"optim_grads_params", false, true, false},
+    {"optim_grads_params", false, true, true},
+};
 enum { CASES = sizeof cases / sizeof *cases };
 
 static void conflicting_uses_are_ordered(void **state) {
     for (int i = 0; i < CASES; i++) {
         Recording r;
-        direct = cases[i].direct;
-        open_recording(&r, cases[i].strategy, -1, -1);
+        way = cases[i];
+        open_recording(&r, -1, -1);
         run(&r);
         assert_true(r.device.use_count > 500);
         close_recording(&r);
-        if (r.device.races) fail_msg("%s: %s", cases[i].strategy, r.device.first_race);
+        if (r.device.races) fail_msg("case %d, %s: %s", i, way.strategy, r.device.first_race);
     }
 }
 
-// Omits each wait between compute and `side` once.
+// Omits each wait between compute and `side` once. Whole reductions use only the first event.
 static void every_wait_is_needed(void **state) {
     for (int i = 0; i < CASES; i++) {
         Recording whole;
-        direct = cases[i].direct;
-        open_recording(&whole, cases[i].strategy, -1, -1);
+        way = cases[i];
+        if (way.fused) continue;
+        open_recording(&whole, -1, -1);
         run(&whole);
         const TensorParallel *tp = &whole.gpt.tp;
         const int events[] = {tp->queued->id, tp->reduced[0]->id, tp->reduced[1]->id};
         const int streams[] = {tp->side->id, whole.compute->id, whole.compute->id};
-        for (int e = 0; e < 3; e++) {
+        for (int e = 0; e < (way.blocks ? 3 : 2); e++) {
             Recording r;
             assert_true(whole.device.waits[streams[e]][events[e]]);
-            open_recording(&r, cases[i].strategy, streams[e], events[e]);
+            open_recording(&r, streams[e], events[e]);
             run(&r);
-            if (!r.device.races) fail_msg("%s: nothing is found without wait %d", cases[i].strategy, e);
+            if (!r.device.races) fail_msg("case %d: nothing is found without wait %d", i, e);
             close_recording(&r);
         }
         close_recording(&whole);
@@ -233,8 +264,8 @@ static void overlaps(const Recording *r, const char *first, int i, const char *s
 
 static void reductions_overlap_gemms(void **state) {
     Recording r;
-    direct = true;
-    open_recording(&r, "optim_grads_params", -1, -1);
+    way = (Case){"optim_grads_params", true, true, false};
+    open_recording(&r, -1, -1);
     run(&r);
     for (int l = 0; l < LAYERS; l++) {
         int block = 2 * l, reduce = 1 + 4 * l;  // the first one is of the embedding
@@ -246,6 +277,25 @@ static void reductions_overlap_gemms(void **state) {
         if (l + 1 < LAYERS) overlaps(&r, "reduce", reduce + 3, "QKV", block + 2);
         assert_true(before(find(&r, "QKV", block), find(&r, "attention", l)));
     }
+    close_recording(&r);
+}
+
+// Without row blocks, every norm includes the reduction of the branch that it adds. Only the first
+// norm of a pass adds none.
+static void norms_include_reductions(void **state) {
+    Recording r;
+    int norms = 0, fused = 0, reductions = 0;
+    way = (Case){"optim", false, true, true};
+    open_recording(&r, -1, -1);
+    run(&r);
+    for (int i = 0; i < r.device.op_count; i++) {
+        norms += !strcmp(r.device.ops[i].name, "norm");
+        fused += !strcmp(r.device.ops[i].name, "fused norm");
+        reductions += !strcmp(r.device.ops[i].name, "reduce");
+    }
+    assert_int_equal(norms, PASSES);
+    assert_int_equal(fused, PASSES * 2 * LAYERS);
+    assert_int_equal(reductions, PASSES);  // of the embedding
     close_recording(&r);
 }
 
@@ -265,9 +315,8 @@ static void small_micro_batches_stay_whole(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(conflicting_uses_are_ordered),
-        cmocka_unit_test(every_wait_is_needed),
-        cmocka_unit_test(reductions_overlap_gemms),
+        cmocka_unit_test(conflicting_uses_are_ordered),   cmocka_unit_test(every_wait_is_needed),
+        cmocka_unit_test(reductions_overlap_gemms),       cmocka_unit_test(norms_include_reductions),
         cmocka_unit_test(small_micro_batches_stay_whole),
     };
     Launch launch;
