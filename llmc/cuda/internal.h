@@ -112,10 +112,11 @@ typedef struct Gemm {
     // Without add, scale 0 means 1.
     const floatX *add;
     float scale, add_scale;
-    const floatX *bias;  // (n) for GEMM_BIAS*
-    floatX *aux;         // (m, n) for GEMM_BIAS_GELU (written) and GEMM_DGELU (read)
-    bool fast;           // FP8 without block scales: sum in the tensor cores' reduced precision
-    void *workspace;     // GEMM_WORKSPACE_BYTES, 256-byte aligned
+    const floatX *bias;      // (n) for GEMM_BIAS*
+    floatX *aux;             // (m, n) for GEMM_BIAS_GELU (written) and GEMM_DGELU (read)
+    bool fast;               // FP8 without block scales: sum in the tensor cores' reduced precision
+    bool beside_collective;  // see sms_of
+    void *workspace;         // GEMM_WORKSPACE_BYTES, 256-byte aligned
 } Gemm;
 #define GEMM_WORKSPACE_BYTES ((size_t)32 << 20)
 void gemm(Stream *stream, const Gemm *g);

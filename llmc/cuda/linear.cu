@@ -16,6 +16,7 @@
 
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/gemm_table.h"
+#include "llmc/cuda/peer_layout.h"
 
 // --- plans: one per shape, created on first use --------------------------------------------------
 
@@ -121,9 +122,19 @@ static GemmKey gemm_key(const Gemm *g, int answer) {
     int64_t form = gemm_form(g);
     form |= (int64_t)matrix_alignment(g) << 16 | (int64_t)alignment_of((uintptr_t)g->bias) << 28 |
             (int64_t)alignment_of((uintptr_t)g->a_scale | (uintptr_t)g->b_scale) << 40 |
-            (int64_t)(answer + 1) << 52;
+            (int64_t)(answer + 1) << 52 | (int64_t)g->beside_collective << 62;
     GemmKey key = {g->m, g->n, g->k, form};
     return key;
+}
+
+// Returns the number of SMs for the product, or 0 for all. If a product beside a collective over
+// peer memory has few waves of tiles, it leaves SMs for the collective, which could otherwise start
+// only after the first wave. Products with many waves would lose more than that.
+static int sms_of(const Device *device, const Gemm *g) {
+    enum { TILE_M = 128, TILE_N = 256, FEW_WAVES = 3 };
+    int64_t tiles = (g->m + TILE_M - 1) / TILE_M * ((g->n + TILE_N - 1) / TILE_N);
+    if (!g->beside_collective || tiles > FEW_WAVES * device->multiprocessors) return 0;
+    return device->multiprocessors - peer_most_blocks(device->multiprocessors);
 }
 
 // Returns the row of gemm_table.h for this product, or NULL. The table applies to one library
@@ -138,6 +149,7 @@ static const GemmAnswer *table_row(const Device *device, const Gemm *g) {
 }
 
 static int table_answer(const Device *device, const Gemm *g) {
+    if (sms_of(device, g)) return 0;  // the table was measured with all SMs
     const GemmAnswer *row = table_row(device, g);
     return row ? row->answer : 0;
 }
@@ -181,7 +193,9 @@ static void describe_fp8(const Site *site, cublasLtMatmulDesc_t operation, const
 
 // cuBLASLt is column-major and sees a row-major matrix as its transpose. So the operation is d^T =
 // op(b)^T op(a)^T, with b as the left operand.
-static void describe_operation(const Site *site, GemmPlan *plan, const Gemm *g) {
+static void describe_operation(const Device *device, GemmPlan *plan, const Gemm *g) {
+    const Site *site = device->site;
+    int32_t sms = sms_of(device, g);
     const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
                                             CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
     cublasLtEpilogue_t epilogue = epilogues[g->epilogue];
@@ -197,6 +211,7 @@ static void describe_operation(const Site *site, GemmPlan *plan, const Gemm *g) 
         set_attribute(site, plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &row, sizeof row);
     }
     if (is_fp8(g)) describe_fp8(site, plan->operation, g);
+    if (sms) set_attribute(site, plan->operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof sms);
     set_pointers(site, plan->operation, g);
 }
 
@@ -299,7 +314,7 @@ static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm 
     }
     plan->key = key;
     state->used++;
-    describe_operation(device->site, plan, g);
+    describe_operation(device, plan, g);
     describe_matrix(device->site, &plan->a, operand_type(g->b_type), g->transpose_b ? g->k : g->n,
                     g->transpose_b ? g->n : g->k);
     describe_matrix(device->site, &plan->b, operand_type(g->a_type), g->transpose_a ? g->m : g->k,
@@ -573,6 +588,7 @@ void op_linear_backward(Stream *s, const Linear *a) {
         g.transpose_a = g.fp32 = true;
         g.accumulate = !a->overwrite;
         scale_and_add(&g, a, NULL);
+        g.beside_collective = a->beside_collective;
         gemm(s, &g);
     }
     if (!a->dx) return;

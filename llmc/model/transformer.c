@@ -491,6 +491,7 @@ static void column_parallel_backward(const GPT *gpt, const Pass *p, int l, Layer
     Linear input = *a, weights = *a;
     input.dw = NULL;
     weights.dx = NULL;
+    weights.beside_collective = true;
     if (fp8_gathers(gpt, p, l)) fp8_gather_saved_begin(gpt, p, l, which, a);
     else if (!fp8_layer(gpt, p, l)) tp_gather_begin(&gpt->tp, norm->y, gpt->gathered, pass_rows(p));
     linear_backward(gpt, p, l, which, &input);

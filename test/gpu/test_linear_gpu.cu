@@ -191,9 +191,13 @@ static void test_backward(Bench *b, int64_t N, int C, int OC, bool with_pre) {
     if (with_pre) check_dpre_bias(b, dpre_bias, dx, 4, N, C);
     linear.dx = NULL;  // only dw, once
     linear.overwrite = true;
-    op_linear_backward(b->stream, &linear);
-    float *dw_after = (float *)fetch(b, dw, (int64_t)OC * C, sizeof(float));
-    check_dw(b, dw_after, NULL, 0.0f, 1, &dy, &x, N, C, OC);
+    for (int beside = 0; beside < 2; beside++) {
+        linear.beside_collective = beside == 1;
+        op_linear_backward(b->stream, &linear);
+        float *dw_after = (float *)fetch(b, dw, (int64_t)OC * C, sizeof(float));
+        check_dw(b, dw_after, NULL, 0.0f, 1, &dy, &x, N, C, OC);
+        free(dw_after);
+    }
     float *bias_after = (float *)fetch(b, dbias, OC, sizeof(float));
     check(b->checks, memcmp(bias_after, first_dbias, dbias_bytes) == 0,
           "dbias changed without being requested");
@@ -201,7 +205,7 @@ static void test_backward(Bench *b, int64_t N, int C, int OC, bool with_pre) {
     device_free(b->device, dx), device_free(b->device, dw), device_free(b->device, dbias),
         device_free(b->device, workspace);
     device_free(b->device, dpre_bias);
-    free(start), free(first_dw), free(first_dbias), free(bias_after), free(dw_after);
+    free(start), free(first_dw), free(first_dbias), free(bias_after);
 }
 
 // Values from -8 to 8, and lengths that are not multiples of 8.
