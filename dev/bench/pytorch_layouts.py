@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Measures Megatron-LM's tensor parallelism in PyTorch for comparison with dev/bench/layouts.sh: separately
-compiled blocks, NCCL, fused AdamW; weights, gradients and moments in bf16. Rank 0 prints one JSON line.
+compiled blocks, NCCL, CUDA graphs, fused AdamW; weights, gradients and moments in bf16. Rank 0 prints one
+JSON line.
 
     python3 -m torch.distributed.run --nproc-per-node T dev/bench/pytorch_layouts.py 1.3b-8
         [--sequence-parallel] [--micro-batch 1] [--micro-batches 8] [--steps 10] [--sequence 2048]
@@ -30,13 +31,17 @@ def summed(x):  # (B, S, C)
     return collectives.wait_tensor(collectives.all_reduce(x.contiguous(), "sum", dist.group.WORLD))
 
 
+# Collectives along dimension 0 need no copies. With one sample, neither do the transpositions.
 def gathered(x):  # (B, S/T, C) -> (B, S, C)
-    return collectives.wait_tensor(collectives.all_gather_tensor(x.contiguous(), 1, dist.group.WORLD))
+    rows = x.transpose(0, 1).contiguous()
+    return collectives.wait_tensor(
+        collectives.all_gather_tensor(rows, 0, dist.group.WORLD)).transpose(0, 1)
 
 
 def scattered(x):  # (B, S, C) -> (B, S/T, C)
+    rows = x.transpose(0, 1).contiguous()
     return collectives.wait_tensor(
-        collectives.reduce_scatter_tensor(x.contiguous(), "sum", 1, dist.group.WORLD))
+        collectives.reduce_scatter_tensor(rows, "sum", 0, dist.group.WORLD)).transpose(0, 1)
 
 
 def own_rows(x):  # (B, S, C) -> (B, S/T, C)
@@ -133,17 +138,40 @@ def make(options, device):
     return model.to(device, torch.bfloat16), batch
 
 
+def captured(run):
+    """Returns a function that replays `run`, a micro-batch, as a CUDA graph. Otherwise the host limits the
+    speed: it launches hundreds of small graphs and collectives per step. `run` must be compiled already."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        loss = run()
+
+    def replay():
+        graph.replay()
+        return loss
+    return replay
+
+
 def train(model, batch, options, synchronize):
     """Returns ms per step and the first and last loss, with as many warm-up steps as measured ones."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1,
                                   fused=True)
     partial = model.partial_gradients() if isinstance(model, ShardedModel) else []
 
-    def step():
-        optimizer.zero_grad(set_to_none=True)
+    def micro_batch():
+        loss = model(*batch) / options.micro_batches
+        loss.backward()
+        return loss
+
+    def step(run):
+        optimizer.zero_grad(set_to_none=False)
         for _ in range(options.micro_batches):
-            loss = model(*batch) / options.micro_batches
-            loss.backward()
+            loss = run()
         if partial:
             flat = torch.cat([p.grad.flatten() for p in partial])
             dist.all_reduce(flat)
@@ -152,13 +180,14 @@ def train(model, batch, options, synchronize):
         optimizer.step()
         return loss * options.micro_batches
 
-    first = step().item()
+    first = step(micro_batch).item()
+    run = captured(micro_batch) if options.device == "cuda" else micro_batch
     for _ in range(options.steps - 1):
-        loss = step()
+        loss = step(run)
     synchronize()
     start = time.perf_counter()
     for _ in range(options.steps):
-        loss = step()
+        loss = step(run)
     synchronize()
     return 1e3 * (time.perf_counter() - start) / options.steps, first, loss.item()
 
