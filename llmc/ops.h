@@ -212,9 +212,9 @@ typedef struct Linear {
     const floatX *add;     // (N, OC) forward, or NULL; not y or pre
     const floatX *dx_add;  // (N, C) backward, or NULL; not dx
     float scale;
-    bool beside_collective;  // GPU, dw: leave SMs to a collective that runs at the same time
     void *workspace;         // op_linear_workspace_bytes
     int threads;             // CPU backend, N = 1: host threads to use; 0 or 1: the calling thread only
+    bool beside_collective;  // GPU, dw: leave SMs to a collective that runs at the same time
 } Linear;
 void op_linear_forward(Stream *s, const Linear *a);
 void op_linear_backward(Stream *s, const Linear *a);

@@ -228,10 +228,9 @@ static void check_mlp(int64_t N, int C, int F) {
     float *dw1 = zero_floats(n_w), *db1 = zero_floats(F), *dw2 = zero_floats(n_w), *db2 = zero_floats(C);
     void *workspace = poisoned(op_linear_workspace_bytes(N, F, F));
     const floatX *dy = as_floatX(m.weights);
-    m.first = (Linear){N,  C,   F,    m.x,   m.w1, m.b1, hidden, pre,       dpre, NULL,
-                       dx, dw1, NULL, false, NULL, NULL, 0,      workspace, 0};
-    m.second = (Linear){N,    F,   C,   hidden, m.w2, m.b2, y, NULL,      dy, pre,
-                        dpre, dw2, db1, false,  NULL, NULL, 0, workspace, 0};
+    m.first = (Linear){N, C, F, m.x, m.w1, m.b1, hidden, pre, dpre, NULL, dx, dw1, .workspace = workspace};
+    m.second = (Linear){N,    F,  C,   hidden, m.w2, m.b2, y,
+                        NULL, dy, pre, dpre,   dw2,  db1,  .workspace = workspace};
     mlp_forward(&m);
     op_linear_backward(NULL, &m.second);
     op_bias_gradient(NULL, db2, dy, NULL, N, C, workspace, NULL);
