@@ -28,7 +28,7 @@ typedef enum MessageKind {
     MESSAGE_HOLD,      // holds all of an offer
     MESSAGE_STATE,     // has the state of a chunk after a round
     MESSAGE_HASH,      // hash of the state of a chunk after a round
-    MESSAGE_FETCH,     // needs the state of a chunk
+    MESSAGE_FETCH,     // needs the state of a chunk; hash = of a copy that could not be fetched
     MESSAGE_LEAVE,     // leaves the run
     MESSAGE_STATUS,    // asks for the status table (any known key)
     // both directions

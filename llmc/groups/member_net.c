@@ -142,6 +142,7 @@ static void pull_done(void *context, const Pull *pull, bool complete) {
     }
     Fetch *fetch = &m->fetch[pull->chunk];
     fetch->asked = 0;
+    if (!complete) fetch->failed = pull->offer.hash;
     if (!complete || !fetch->active) return;
     fetch->payload = payload_keep(pull->payload);
     fetch->round = pull->offer.number;
@@ -248,6 +249,8 @@ static void ask_states(Member *m, double now) {
         m->out.chunk = c;
         m->out.round = m->ledger.chunk[c].taken;
         m->out.flags = m->ledger.chunk[c].has_state ? FLAG_STATE : 0;
+        m->out.hash = fetch->failed;
+        fetch->failed = 0;
         member_queue(m, &m->out);
     }
 }
@@ -258,6 +261,7 @@ static void receive_serving(Member *m, const Message *message, double now) {
     if (!fetch->active || fetch->round >= 0 || !*message->from) return;
     if (message->bytes != m->state_bytes[message->chunk]) {
         member_refuse(m, message->from, "a state of another size");
+        fetch->failed = message->hash;
         return;
     }
     Offer offer = {.incarnation = message->incarnation,

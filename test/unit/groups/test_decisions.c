@@ -88,13 +88,30 @@ static void beat(Rounds *r, const char *name, uint64_t incarnation, double now) 
     rounds_tick(r, now);
 }
 
-static void want(Rounds *r, const char *name, uint64_t incarnation, int64_t round, double now) {
+// failed: hash of a state that did not arrive, 0: none
+static void want_again(Rounds *r, const char *name, uint64_t incarnation, int64_t round, uint64_t failed,
+                       double now) {
     static Message m;
     message_clear(&m, MESSAGE_FETCH);
     m.flags = round < 0 ? 0 : FLAG_STATE;
     m.round = round < 0 ? 0 : round;
+    m.hash = failed;
     tell(r, name, incarnation, &m, now);
     rounds_tick(r, now);
+}
+
+static void want(Rounds *r, const char *name, uint64_t incarnation, int64_t round, double now) {
+    want_again(r, name, incarnation, round, 0, now);
+}
+
+static void serve(Rounds *r, const char *name, int64_t round, uint64_t hash, double now) {
+    static Message m;
+    message_clear(&m, MESSAGE_SERVING);
+    m.round = round;
+    m.chain = 5;
+    m.hash = hash;
+    m.bytes = 1;
+    tell(r, name, 1, &m, now);
 }
 
 static Rounds *quiet_rounds(void) {
@@ -307,6 +324,37 @@ static void test_a_lost_group_may_come_back(void **state) {
     rounds_free(r);
 }
 
+// A copy of a state serves several groups, unless it cannot be fetched: its owner has released it
+// after a while, or it is corrupt. Then another group is asked, or the same one again.
+static void test_a_state_that_fails_is_served_again(void **state) {
+    for (int others = 1; others < 3; others++) {
+        Rounds *r = quiet_rounds();
+        const char *second = others == 1 ? "g0" : "g1";
+        join(r, "g0", 1, 4, 100);
+        if (others == 2) join(r, "g1", 1, 4, 100);
+        join(r, "g2", 1, -1, 100);
+        want(r, "g2", 1, -1, 101);
+        assert_non_null(last_sent("g0", MESSAGE_WANT));
+        serve(r, "g0", 4, 77, 101);
+        beat(r, "g0", 1, 125);
+        if (others == 2) beat(r, "g1", 1, 125);
+        sents = 0;
+        want(r, "g2", 1, -1, 125);
+        assert_int_equal(last_sent("g2", MESSAGE_SERVING)->hash, 77);
+        want_again(r, "g2", 1, -1, 76, 125.1);  // of an earlier copy
+        assert_null(last_sent(second, MESSAGE_WANT));
+        want_again(r, "g2", 1, -1, 77, 125.1);
+        assert_non_null(last_sent(second, MESSAGE_WANT));
+        serve(r, second, 4, 77, 125.2);
+        assert_string_equal(last_sent("g2", MESSAGE_SERVING)->from, second);
+        sents = 0;
+        want_again(r, "g2", 1, -1, 77, 125.3);  // not at any rate
+        assert_null(last_sent("g0", MESSAGE_WANT));
+        assert_null(last_sent("g1", MESSAGE_WANT));
+        rounds_free(r);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_round_needs_a_second_holder),
@@ -318,6 +366,7 @@ int main(void) {
         cmocka_unit_test(test_a_group_that_was_cut_off_waits),
         cmocka_unit_test(test_trained_state_wins),
         cmocka_unit_test(test_a_lost_group_may_come_back),
+        cmocka_unit_test(test_a_state_that_fails_is_served_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
