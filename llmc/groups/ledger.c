@@ -231,6 +231,18 @@ void ledger_received(Ledger *l, int c, const Offer *offer, Payload *payload) {
     if (!held->past) send_offer(l, c, MESSAGE_HOLD, &held->offer);
 }
 
+void ledger_left(Ledger *l, const char *name, uint64_t incarnation) {
+    for (int c = 0; c < l->chunks; c++) {
+        LedgerChunk *chunk = &l->chunk[c];
+        for (int i = 0; i < chunk->helds; i++) {
+            Held *held = &chunk->held[i];
+            bool same = held->offer.incarnation == incarnation && strcmp(held->offer.name, name) == 0;
+            held->past = held->past || same;
+        }
+        drop_unneeded(l, chunk);
+    }
+}
+
 // The rendezvous announces an offer. Earlier offers of the same group are in no later round.
 static void receive_offer(Ledger *l, int c, const Offer *offer) {
     LedgerChunk *chunk = &l->chunk[c];

@@ -94,6 +94,8 @@ void ledger_receive(Ledger *l, const Message *message);
 void ledger_offer(Ledger *l, int c, int64_t tokens, Payload *payload, uint64_t hash);
 // A payload has been received (keeps a reference), or its owner no longer has it (NULL).
 void ledger_received(Ledger *l, int c, const Offer *offer, Payload *payload);
+// A group has left or was lost: its open offers are in no later round, unless it reports them again.
+void ledger_left(Ledger *l, const char *name, uint64_t incarnation);
 // True if a payload that has not been received may still be needed.
 bool ledger_wants(const Ledger *l, int c, const Offer *offer);
 // True if a round that the trainer has not taken contains the offer.

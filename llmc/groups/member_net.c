@@ -276,6 +276,12 @@ static void receive_serving(Member *m, const Message *message, double now) {
 
 // ---- receiving ----
 
+// Ends transfers from a group that is lost, and releases its offers.
+static void drop_payloads(Member *m, const Peer *peer) {
+    pulls_end_group(&m->pulls, peer->name);
+    ledger_left(&m->ledger, peer->name, peer->incarnation);
+}
+
 static void receive_peer(Member *m, const Message *message) {
     Peer *peer = member_peer(m, message->from);
     for (int i = 0; i < MAX_GROUPS && !peer; i++) {
@@ -296,7 +302,7 @@ static void receive_peer(Member *m, const Message *message) {
     peer->incarnation = message->incarnation;
     peer->present = !left;
     peer->announced = m->ledger.now;
-    if (left) pulls_end_group(&m->pulls, message->from);
+    if (left) drop_payloads(m, peer);
     else links_open_peer(m, peer);
 }
 
@@ -310,7 +316,7 @@ static void forget_peers(Member *m, double now) {
         if (!peer->present || peer->announced >= m->welcomed_at) continue;
         links_close_peer(peer);
         peer->present = false;
-        pulls_end_group(&m->pulls, peer->name);
+        drop_payloads(m, peer);
     }
     m->welcomed_at = 0;
 }

@@ -354,7 +354,9 @@ static void group_receives(Group *g, const Message *m) {
         case MESSAGE_SERVING: receive_serving(g, m); break;
         case MESSAGE_PEER:
             g->peers |= 1U << group_index(m->from);
-            if (m->flags & FLAG_LEFT) g->peers &= ~(1U << group_index(m->from));
+            if (!(m->flags & FLAG_LEFT)) break;
+            g->peers &= ~(1U << group_index(m->from));
+            ledger_left(&g->ledger, m->from, m->incarnation);
             break;
         case MESSAGE_REFUSE: fail_msg("refused: %s", m->text); break;
         default: ledger_receive(&g->ledger, m);
