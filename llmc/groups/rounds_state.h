@@ -65,7 +65,7 @@ typedef struct Chunk {
 
 struct Rounds {
     RoundsOptions options;
-    double now, started;
+    double now, started, ticked;
     double lost_at;             // time since which no group with state has been lost that may come back
     char identity[TEXT_BYTES];  // cut off if it is too long; `run` is the hash of all of it
     uint64_t run;
