@@ -35,8 +35,10 @@ typedef enum MessageKind {
     // an offer to the open round of a chunk; the rendezvous forwards it to all. rate = seconds that
     // the group has waited for a round with it
     MESSAGE_OFFER,
-    MESSAGE_CLOSE,    // a closed round, with its offers; a group reports the rounds that it knows
-    MESSAGE_SERVING,  // a group serves the state of a chunk; forwarded to the groups that need it
+    MESSAGE_CLOSE,  // a closed round, with its offers; a group reports the rounds that it knows
+    // a group serves the state of a chunk, with the last offer of each group that it contains;
+    // forwarded to the groups that need it
+    MESSAGE_SERVING,
     // asks for training samples: hash = number of the request, bytes = samples, round = samples
     // that are known to be dealt; the answer has the first sample in `round`
     MESSAGE_DEAL,

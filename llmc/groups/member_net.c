@@ -269,6 +269,11 @@ static void receive_serving(Member *m, const Message *message, double now) {
                    .bytes = message->bytes,
                    .hash = message->hash};
     message_name(offer.name, message->from);
+    size_t bytes = (size_t)message->offers * sizeof(Offer);
+    free(fetch->latest);
+    fetch->latest = (Offer *)xmalloc(bytes + 1, "counted offers");
+    fetch->latests = message->offers;
+    memcpy(fetch->latest, message->offer, bytes);
     fetch->chain = message->chain;
     fetch->asked = now;
     pulls_begin(&m->pulls, message->chunk, true, &offer, now);

@@ -96,6 +96,7 @@ void rounds_fetch(Rounds *r, int c, int g, const Message *m) {
     chunk->known[g].stale_round = m->round;
     chunk->known[g].wants = true;
     chunk->known[g].ready = false;
+    chunk->known[g].counted = 0;  // the state that it fetches says what has counted
     chunk->open[g].open = false;  // the group starts again from the state that it fetches
     bool answers = chunk->served && chunk->source >= 0 && !r->group[chunk->source].silent;
     bool failed = m->hash != 0 && m->hash == chunk->serving.hash;

@@ -46,7 +46,7 @@ typedef struct Known {
     int64_t stale_round;
     int64_t round;  // last round that it knows or was sent
     uint64_t chain;
-    int64_t counted;  // number of its last offer in a closed round
+    int64_t counted;  // number of its last offer in a closed round, since it fetched the state
     int64_t counted_round;
 } Known;
 

@@ -446,6 +446,27 @@ static void test_a_frozen_rendezvous_removes_no_groups(void **state) {
     rounds_free(r);
 }
 
+// A round that counted an offer was lost with the groups that had taken it. The group offers the
+// same progress again.
+static void test_an_offer_of_a_lost_round_counts_again(void **state) {
+    static Message m;
+    Rounds *r = quiet_rounds();
+    join(r, "g0", 1, 4, 100);
+    make_offer(r, "g0", 1, 0, 100);
+    assert_int_equal(last_sent("g0", MESSAGE_CLOSE)->round, 5);
+    want(r, "g0", 1, 4, 101);
+    assert_non_null(last_sent("g0", MESSAGE_KEEP));
+    message_clear(&m, MESSAGE_STATE);
+    m.round = 4;
+    m.chain = 5;
+    tell(r, "g0", 1, &m, 102);
+    sents = 0;
+    make_numbered_offer(r, "g0", 1, 2, 0, 102);
+    assert_non_null(last_sent("g0", MESSAGE_CLOSE));
+    assert_int_equal(last_sent("g0", MESSAGE_CLOSE)->offer[0].number, 2);
+    rounds_free(r);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_round_needs_a_second_holder),
@@ -459,6 +480,7 @@ int main(void) {
         cmocka_unit_test(test_a_lost_group_may_come_back),
         cmocka_unit_test(test_a_state_that_fails_is_served_again),
         cmocka_unit_test(test_a_grace_period_has_an_end),
+        cmocka_unit_test(test_an_offer_of_a_lost_round_counts_again),
         cmocka_unit_test(test_long_waits_leave_time_to_rejoin),
         cmocka_unit_test(test_addresses_are_tcp),
         cmocka_unit_test(test_a_frozen_rendezvous_removes_no_groups),

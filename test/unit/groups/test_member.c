@@ -263,8 +263,9 @@ static void samples_without_the_rendezvous(void **state) { run_member(announce_b
 // A group tells the rendezvous which copy of a state it could not fetch.
 static void check_failed_state(void) {
     uint8_t state[PAYLOAD];
+    Contribution own;
     for (double end = monotonic_seconds() + 20; monotonic_seconds() < end && !server.failed;)
-        assert_int_equal(member_fetch(member, 0, 0.1, state), MEMBER_BUSY);
+        assert_int_equal(member_fetch(member, 0, 0.1, state, &own), MEMBER_BUSY);
     assert_true(server.failed > 0);
 }
 
