@@ -1,8 +1,11 @@
 // Order of fetched states: see fetches.h.
 #include "llmc/groups/fetches.h"
 
-// Seconds until a request is repeated: without an answer, and while the state arrives.
-static const double again_seconds = 5, busy_again_seconds = 20;
+#include <math.h>
+
+// Seconds until a request is repeated: without an answer, and since the last piece of the state.
+// While pieces arrive, another request would begin the transfer of a newer state.
+static const double again_seconds = 5, quiet_seconds = 20;
 
 // Returns true if the link would soon be idle, and memory suffices for another state.
 static bool ahead_due(const Fetch *fetch, const int64_t *bytes, int chunks, int chunk, const Pulls *pulls,
@@ -25,5 +28,7 @@ bool fetch_due(const Fetch *fetch, const int64_t *bytes, int chunks, int chunk, 
     const Fetch *f = &fetch[chunk];
     if (!f->active || f->round >= 0) return false;
     if (!f->begun) return !f->ahead || ahead_due(fetch, bytes, chunks, chunk, pulls, now);
-    return now >= f->asked + (pulls_active(pulls, chunk, true) ? busy_again_seconds : again_seconds);
+    double moved = pulls_moved(pulls, chunk);
+    if (moved > 0) return now >= fmax(f->asked, moved) + quiet_seconds;
+    return now >= f->asked + again_seconds;
 }

@@ -22,6 +22,9 @@ typedef struct Fetch {
     bool keep;      // no group has newer state
     int64_t round;  // -1: not complete
     uint64_t chain;
+    Offer *latest;  // (latests) the last offer of each group that the state contains
+    int latests;
+    uint64_t failed;  // hash of a state that could not be fetched from the group that served it
     Payload *payload;
     double asked;
 } Fetch;

@@ -28,15 +28,17 @@ typedef enum MessageKind {
     MESSAGE_HOLD,      // holds all of an offer
     MESSAGE_STATE,     // has the state of a chunk after a round
     MESSAGE_HASH,      // hash of the state of a chunk after a round
-    MESSAGE_FETCH,     // needs the state of a chunk
+    MESSAGE_FETCH,     // needs the state of a chunk; hash = of a copy that could not be fetched
     MESSAGE_LEAVE,     // leaves the run
     MESSAGE_STATUS,    // asks for the status table (any known key)
     // both directions
     // an offer to the open round of a chunk; the rendezvous forwards it to all. rate = seconds that
     // the group has waited for a round with it
     MESSAGE_OFFER,
-    MESSAGE_CLOSE,    // a closed round, with its offers; a group reports the rounds that it knows
-    MESSAGE_SERVING,  // a group serves the state of a chunk; forwarded to the groups that need it
+    MESSAGE_CLOSE,  // a closed round, with its offers; a group reports the rounds that it knows
+    // a group serves the state of a chunk, with the last offer of each group that it contains;
+    // forwarded to the groups that need it
+    MESSAGE_SERVING,
     // asks for training samples: hash = number of the request, bytes = samples, round = samples
     // that are known to be dealt; the answer has the first sample in `round`
     MESSAGE_DEAL,

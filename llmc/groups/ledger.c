@@ -48,8 +48,15 @@ static Held *add_held(Ledger *l, LedgerChunk *chunk, const Offer *offer) {
     return held;
 }
 
+// Returns true for an own offer that may be in a round that this group has missed. Once a newer one
+// is announced, it is not.
+static bool may_have_counted(const Ledger *l, const LedgerChunk *chunk, const Held *held) {
+    if (!own_offer(l, &held->offer) || held->offer.number <= chunk->counted_taken) return false;
+    return chunk->missed || (held->offer.number <= chunk->withdrawn && chunk->echoed <= chunk->withdrawn);
+}
+
 static bool needed(const Ledger *l, const LedgerChunk *chunk, const Held *held) {
-    if (!held->past) return true;
+    if (!held->past || may_have_counted(l, chunk, held)) return true;
     if (held->closed_round == 0) return false;
     if (held->closed_round > chunk->taken && !chunk->missed) return true;
     return own_offer(l, &held->offer) && held->closed_round + KEEP_ROUNDS > chunk->round;
@@ -107,6 +114,7 @@ void ledger_free(Ledger *l) {
         clear_log(chunk);
         for (int i = 0; i < chunk->helds; i++) payload_release(chunk->held[i].payload);
         free(chunk->held);
+        free(chunk->latest);
         drop_pending(chunk);
     }
     free(l->chunk);
@@ -231,6 +239,18 @@ void ledger_received(Ledger *l, int c, const Offer *offer, Payload *payload) {
     if (!held->past) send_offer(l, c, MESSAGE_HOLD, &held->offer);
 }
 
+void ledger_left(Ledger *l, const char *name, uint64_t incarnation) {
+    for (int c = 0; c < l->chunks; c++) {
+        LedgerChunk *chunk = &l->chunk[c];
+        for (int i = 0; i < chunk->helds; i++) {
+            Held *held = &chunk->held[i];
+            bool same = held->offer.incarnation == incarnation && strcmp(held->offer.name, name) == 0;
+            held->past = held->past || same;
+        }
+        drop_unneeded(l, chunk);
+    }
+}
+
 // The rendezvous announces an offer. Earlier offers of the same group are in no later round.
 static void receive_offer(Ledger *l, int c, const Offer *offer) {
     LedgerChunk *chunk = &l->chunk[c];
@@ -305,6 +325,7 @@ static void receive_reset(Ledger *l, int c) {
     chunk->ready = false;
     chunk->missed = true;
     chunk->since = 0;
+    chunk->withdrawn = chunk->number;
     clear_log(chunk);
     drop_void(l, chunk, INT64_MAX);
     drop_unneeded(l, chunk);
@@ -348,6 +369,19 @@ const LedgerRound *ledger_next(Ledger *l, int c, bool *missed) {
     return round;
 }
 
+// Replaces the group's last offer that has counted, or the oldest one of all groups.
+static void note_latest(LedgerChunk *chunk, const Offer *offer) {
+    int at = 0;
+    if (!chunk->latest) chunk->latest = (Offer *)xcalloc(MAX_GROUPS, sizeof(Offer), "counted offers");
+    while (at < chunk->latests && strcmp(chunk->latest[at].name, offer->name) != 0) at++;
+    if (at == MAX_GROUPS) at = 0;
+    if (at < chunk->latests) {
+        chunk->latests--;
+        memmove(chunk->latest + at, chunk->latest + at + 1, (size_t)(chunk->latests - at) * sizeof(Offer));
+    }
+    chunk->latest[chunk->latests++] = *offer;
+}
+
 void ledger_take(Ledger *l, int c) {
     LedgerChunk *chunk = &l->chunk[c];
     chunk->taken++;
@@ -355,15 +389,31 @@ void ledger_take(Ledger *l, int c) {
     chunk->taken_chain = round->chain;
     for (int i = 0; i < round->offers; i++) {
         if (ledger_own(l, c, &round->offer[i])) chunk->counted_taken = round->offer[i].number;
+        note_latest(chunk, &round->offer[i]);
     }
     drop_unneeded(l, chunk);
+}
+
+const Held *ledger_contains(Ledger *l, int c, const Offer *latest, int latests) {
+    LedgerChunk *chunk = &l->chunk[c];
+    const Held *own = NULL;
+    chunk->latests = 0;
+    for (int i = 0; i < latests; i++) {
+        note_latest(chunk, &latest[i]);
+        if (!ledger_own(l, c, &latest[i])) continue;
+        own = find_held(chunk, &latest[i]);
+        if (latest[i].number > chunk->counted) l->tokens_counted += latest[i].tokens;
+        chunk->counted_taken = latest[i].number;
+    }
+    return own;
 }
 
 void ledger_fetched(Ledger *l, int c, int64_t round, uint64_t chain) {
     LedgerChunk *chunk = &l->chunk[c];
     clear_log(chunk);
     drop_void(l, chunk, INT64_MAX);
-    chunk->withdrawn = chunk->counted = chunk->counted_taken = chunk->number;
+    chunk->withdrawn = chunk->number;
+    chunk->counted = chunk->counted_taken;
     chunk->ready = true;
     chunk->missed = false;
     chunk->since = 0;
@@ -389,7 +439,7 @@ uint64_t ledger_chain(const Ledger *l, int c, int64_t round) {
 }
 
 bool ledger_own(const Ledger *l, int c, const Offer *offer) {
-    return own_offer(l, offer) && offer->number > l->chunk[c].withdrawn;
+    return own_offer(l, offer) && offer->number > l->chunk[c].counted_taken;
 }
 
 bool ledger_open(const Ledger *l) {

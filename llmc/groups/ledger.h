@@ -6,7 +6,8 @@
 // A payload is kept as long as a round may need it: until the rendezvous has announced a newer
 // offer of the same group (closed rounds are announced in order, so no later round contains it),
 // and until the trainer has taken the closed rounds that contain it. Own payloads are kept for
-// KEEP_ROUNDS more, because a slow group may still fetch them.
+// KEEP_ROUNDS more, because a slow group may still fetch them. After missed rounds they are kept
+// until it is known whether they have counted.
 #pragma once
 #include "llmc/groups/frame.h"
 #include "llmc/groups/rounds.h"
@@ -52,9 +53,11 @@ typedef struct LedgerChunk {
     int64_t number;         // of the latest own offer
     int64_t counted;        // number of the last own offer in a closed round
     int64_t counted_taken;  // the same in a round that the trainer has taken
-    int64_t withdrawn;      // own offers up to this number are void since the state was fetched
+    int64_t withdrawn;      // own offers up to this number are in no round after the missed ones
     int64_t echoed;         // number of the latest own offer that the rendezvous has announced
     int64_t announced;      // number of the latest own offer that was sent to the rendezvous
+    Offer *latest;          // (latests) that the state after `taken` contains: the last of each group
+    int latests;            // at most MAX_GROUPS, by the round that counted them
     Held *pending;          // own offer that is not announced yet; NULL: none
     Held *held;             // (helds)
     int helds;
@@ -94,6 +97,9 @@ void ledger_receive(Ledger *l, const Message *message);
 void ledger_offer(Ledger *l, int c, int64_t tokens, Payload *payload, uint64_t hash);
 // A payload has been received (keeps a reference), or its owner no longer has it (NULL).
 void ledger_received(Ledger *l, int c, const Offer *offer, Payload *payload);
+// A group has left or was lost: its open offers are in no later round, unless it reports them
+// again.
+void ledger_left(Ledger *l, const char *name, uint64_t incarnation);
 // True if a payload that has not been received may still be needed.
 bool ledger_wants(const Ledger *l, int c, const Offer *offer);
 // True if a round that the trainer has not taken contains the offer.
@@ -104,13 +110,16 @@ Payload *ledger_find(const Ledger *l, int c, const Offer *offer);
 const LedgerRound *ledger_next(Ledger *l, int c, bool *missed);
 // The trainer has taken the next closed round.
 void ledger_take(Ledger *l, int c);
-// The state of the chunk after this round was fetched.
+// A fetched state contains these offers, the latest one of each group. Returns the own one if the
+// trainer has not taken its round, or NULL. Valid until ledger_fetched, which must follow.
+const Held *ledger_contains(Ledger *l, int c, const Offer *latest, int latests);
+// The state of the chunk after this round was fetched. What it does not contain can still count.
 void ledger_fetched(Ledger *l, int c, int64_t round, uint64_t chain);
 // No group has newer state of the chunk: the own one becomes the state of the run.
 void ledger_keep(Ledger *l, int c);
 // Returns the chain after a round, 0 if it is not known.
 uint64_t ledger_chain(const Ledger *l, int c, int64_t round);
-// True for an own offer that was made since the state was fetched.
+// True for an own offer that no round that the trainer has taken contains.
 bool ledger_own(const Ledger *l, int c, const Offer *offer);
 // True if an own offer is announced or pending, and in no closed round.
 bool ledger_open(const Ledger *l);

@@ -57,7 +57,7 @@ typedef struct ClosedRound {
     // with; the latest offer, which contains it, is then withdrawn.
     bool own;
     // Rounds are no longer kept: fetch the chunk's state (member_fetch) instead. There are no
-    // contributions, and `own` says whether the latest offer counted in a missed round.
+    // contributions.
     bool missed;
 } ClosedRound;
 
@@ -87,8 +87,11 @@ void member_fetch_ahead(Member *member, int chunk);
 // the group continues from the last round that it took (0: it has just started). Returns
 // MEMBER_BUSY after `seconds`, or if another group wants state: serve it (member_wanted) and call
 // again. The transfer continues.
+//
+// own: this group's contribution that the state contains and that it has not taken, because the
+// round was missed. payload NULL: there is none. Valid until the next member_take or member_fetch.
 enum { MEMBER_KEEP = -2, MEMBER_BUSY = -3 };
-int64_t member_fetch(Member *member, int chunk, double seconds, uint8_t *state);
+int64_t member_fetch(Member *member, int chunk, double seconds, uint8_t *state, Contribution *own);
 // Returns a chunk that this group has and another one wants, or -1. Answer with member_serve.
 int member_wanted(Member *member);
 // Sends the state of a chunk after `round`. Copies it.

@@ -61,6 +61,12 @@ static void release_taken(Member *m) {
     m->taken_round.offer = NULL;
 }
 
+static void end_fetch(Fetch *fetch) {
+    payload_release(fetch->payload);
+    free(fetch->latest);
+    *fetch = (Fetch){.round = -1};
+}
+
 static void free_member(Member *m) {
     transport_close_socket(m->control_monitor);
     transport_close_socket(m->bulk_monitor);
@@ -72,7 +78,7 @@ static void free_member(Member *m) {
     free(m->outbox);
     for (int c = 0; c < m->ledger.chunks; c++) {
         payload_release(m->served[c].payload);
-        payload_release(m->fetch[c].payload);
+        end_fetch(&m->fetch[c]);
     }
     release_taken(m);
     pulls_free(&m->pulls);
@@ -234,10 +240,23 @@ static int find_wanted(const Member *m) {
     return -1;
 }
 
-int64_t member_fetch(Member *m, int chunk, double seconds, uint8_t *state) {
-    assert(chunk >= 0 && chunk < m->ledger.chunks && state);
+// Takes over a state that has arrived.
+static void take_state(Member *m, int chunk, const Fetch *fetch, uint8_t *state, Contribution *own) {
+    memcpy(state, fetch->payload->data, (size_t)fetch->payload->bytes);
+    const Held *held = ledger_contains(&m->ledger, chunk, fetch->latest, fetch->latests);
+    release_taken(m);
+    if (held) {
+        m->taken[0] = payload_keep(held->payload);
+        *own = (Contribution){m->ledger.name, held->offer.tokens, held->payload->data};
+    }
+    ledger_fetched(&m->ledger, chunk, fetch->round, fetch->chain);
+}
+
+int64_t member_fetch(Member *m, int chunk, double seconds, uint8_t *state, Contribution *own) {
+    assert(chunk >= 0 && chunk < m->ledger.chunks && state && own);
     double start = monotonic_seconds();
     int64_t round = -1;
+    *own = (Contribution){NULL, 0, NULL};
     lock(m);
     Fetch *fetch = &m->fetch[chunk];
     if (!fetch->active) *fetch = (Fetch){.active = true, .round = -1};
@@ -249,8 +268,7 @@ int64_t member_fetch(Member *m, int chunk, double seconds, uint8_t *state) {
     bool busy = fetch->round < 0 && !fetch->keep && !stopped(m);
     if (fetch->round >= 0) {
         round = fetch->round;
-        memcpy(state, fetch->payload->data, (size_t)fetch->payload->bytes);
-        ledger_fetched(&m->ledger, chunk, round, fetch->chain);
+        take_state(m, chunk, fetch, state, own);
     } else if (fetch->keep) {
         round = MEMBER_KEEP;
         ledger_keep(&m->ledger, chunk);
@@ -260,8 +278,7 @@ int64_t member_fetch(Member *m, int chunk, double seconds, uint8_t *state) {
         m->interrupt = false;
     } else {
         pulls_end_state(&m->pulls, chunk);
-        payload_release(fetch->payload);
-        *fetch = (Fetch){.round = -1};
+        end_fetch(fetch);
     }
     m->stats.waited += monotonic_seconds() - start;
     unlock(m);
@@ -301,6 +318,8 @@ void member_serve(Member *m, int chunk, int64_t round, const uint8_t *state) {
     serving.chain = chain;
     serving.hash = hash;
     serving.bytes = bytes;
+    serving.offers = m->ledger.chunk[chunk].latests;
+    for (int i = 0; i < serving.offers; i++) serving.offer[i] = m->ledger.chunk[chunk].latest[i];
     if (m->ledger.joined) member_queue(m, &serving);
     unlock(m);
 }
@@ -333,11 +352,6 @@ static void fill_round(Member *m, int chunk, const LedgerRound *round, ClosedRou
     }
 }
 
-static ClosedRound missed_rounds(const LedgerChunk *chunk) {
-    bool own = chunk->counted > chunk->counted_taken && chunk->counted == chunk->number;
-    return (ClosedRound){.round = chunk->round, .own = own, .missed = true};
-}
-
 bool member_take(Member *m, int chunk, bool wait, ClosedRound *closed) {
     assert(chunk >= 0 && chunk < m->ledger.chunks && closed);
     double start = monotonic_seconds();
@@ -348,7 +362,7 @@ bool member_take(Member *m, int chunk, bool wait, ClosedRound *closed) {
         bool missed = false;
         const LedgerRound *round = ledger_next(&m->ledger, chunk, &missed);
         found = missed || round;
-        if (missed) *closed = missed_rounds(&m->ledger.chunk[chunk]);
+        if (missed) *closed = (ClosedRound){.round = m->ledger.chunk[chunk].round, .missed = true};
         else if (round) fill_round(m, chunk, round, closed);
         if (round) ledger_take(&m->ledger, chunk);
         if (found || !wait || stopped(m) || m->interrupt) break;

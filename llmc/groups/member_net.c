@@ -142,6 +142,7 @@ static void pull_done(void *context, const Pull *pull, bool complete) {
     }
     Fetch *fetch = &m->fetch[pull->chunk];
     fetch->asked = 0;
+    if (!complete) fetch->failed = pull->offer.hash;
     if (!complete || !fetch->active) return;
     fetch->payload = payload_keep(pull->payload);
     fetch->round = pull->offer.number;
@@ -248,6 +249,8 @@ static void ask_states(Member *m, double now) {
         m->out.chunk = c;
         m->out.round = m->ledger.chunk[c].taken;
         m->out.flags = m->ledger.chunk[c].has_state ? FLAG_STATE : 0;
+        m->out.hash = fetch->failed;
+        fetch->failed = 0;
         member_queue(m, &m->out);
     }
 }
@@ -258,6 +261,7 @@ static void receive_serving(Member *m, const Message *message, double now) {
     if (!fetch->active || fetch->round >= 0 || !*message->from) return;
     if (message->bytes != m->state_bytes[message->chunk]) {
         member_refuse(m, message->from, "a state of another size");
+        fetch->failed = message->hash;
         return;
     }
     Offer offer = {.incarnation = message->incarnation,
@@ -265,12 +269,23 @@ static void receive_serving(Member *m, const Message *message, double now) {
                    .bytes = message->bytes,
                    .hash = message->hash};
     message_name(offer.name, message->from);
+    size_t bytes = (size_t)message->offers * sizeof(Offer);
+    free(fetch->latest);
+    fetch->latest = (Offer *)xmalloc(bytes + 1, "counted offers");
+    fetch->latests = message->offers;
+    memcpy(fetch->latest, message->offer, bytes);
     fetch->chain = message->chain;
     fetch->asked = now;
     pulls_begin(&m->pulls, message->chunk, true, &offer, now);
 }
 
 // ---- receiving ----
+
+// Ends transfers from a group that is lost, and releases its offers.
+static void drop_payloads(Member *m, const Peer *peer) {
+    pulls_end_group(&m->pulls, peer->name);
+    ledger_left(&m->ledger, peer->name, peer->incarnation);
+}
 
 static void receive_peer(Member *m, const Message *message) {
     Peer *peer = member_peer(m, message->from);
@@ -292,7 +307,7 @@ static void receive_peer(Member *m, const Message *message) {
     peer->incarnation = message->incarnation;
     peer->present = !left;
     peer->announced = m->ledger.now;
-    if (left) pulls_end_group(&m->pulls, message->from);
+    if (left) drop_payloads(m, peer);
     else links_open_peer(m, peer);
 }
 
@@ -306,7 +321,7 @@ static void forget_peers(Member *m, double now) {
         if (!peer->present || peer->announced >= m->welcomed_at) continue;
         links_close_peer(peer);
         peer->present = false;
-        pulls_end_group(&m->pulls, peer->name);
+        drop_payloads(m, peer);
     }
     m->welcomed_at = 0;
 }

@@ -163,20 +163,22 @@ void pulls_keep(Pulls *pulls, bool (*needed)(void *context, const Pull *pull)) {
     }
 }
 
-bool pulls_active(const Pulls *pulls, int chunk, bool state) {
+static const Pull *find_state(const Pulls *pulls, int chunk) {
     for (int i = 0; i < pulls->count; i++) {
-        if (pulls->pull[i]->chunk == chunk && pulls->pull[i]->state == state) return true;
+        if (pulls->pull[i]->chunk == chunk && pulls->pull[i]->state) return pulls->pull[i];
     }
-    return false;
+    return NULL;
+}
+
+double pulls_moved(const Pulls *pulls, int chunk) {
+    const Pull *pull = find_state(pulls, chunk);
+    return pull ? owner_moved(pulls, pull) : 0;
 }
 
 int64_t pulls_received(const Pulls *pulls, int chunk) {
-    for (int i = 0; i < pulls->count; i++) {
-        const Pull *pull = pulls->pull[i];
-        if (pull->chunk == chunk && pull->state)
-            return pull->received < pull->pieces ? pull->received * PIECE_BYTES : pull->offer.bytes;
-    }
-    return 0;
+    const Pull *pull = find_state(pulls, chunk);
+    if (!pull) return 0;
+    return pull->received < pull->pieces ? pull->received * PIECE_BYTES : pull->offer.bytes;
 }
 
 double pulls_rate(const Pulls *pulls, double now) {

@@ -47,7 +47,8 @@ void pulls_end_state(Pulls *pulls, int chunk);
 void pulls_end_group(Pulls *pulls, const char *name);
 // Ends the transfers of offers for which needed() is false, without calling done().
 void pulls_keep(Pulls *pulls, bool (*needed)(void *context, const Pull *pull));
-bool pulls_active(const Pulls *pulls, int chunk, bool state);
+// Time of the last piece from the group that sends a chunk's state. 0: there is no transfer.
+double pulls_moved(const Pulls *pulls, int chunk);
 // Bytes of a chunk's state that have arrived in the present transfer. 0: there is none.
 int64_t pulls_received(const Pulls *pulls, int chunk);
 // Mean rate at which states have arrived, in bytes per second.

@@ -96,15 +96,18 @@ void rounds_fetch(Rounds *r, int c, int g, const Message *m) {
     chunk->known[g].stale_round = m->round;
     chunk->known[g].wants = true;
     chunk->known[g].ready = false;
+    chunk->known[g].counted = 0;  // the state that it fetches says what has counted
     chunk->open[g].open = false;  // the group starts again from the state that it fetches
-    bool usable = chunk->served && chunk->serving.round == chunk->round && chunk->source >= 0 &&
-                  !r->group[chunk->source].silent;
-    if (usable) rounds_send(r, g, &chunk->serving);
-    else {
-        if (chunk->served) chunk->source = -1;  // its copy is of an earlier round: ask for a new one
-        chunk->served = false;
-        rounds_ask(r, c);
+    bool answers = chunk->served && chunk->source >= 0 && !r->group[chunk->source].silent;
+    bool failed = m->hash != 0 && m->hash == chunk->serving.hash;
+    if (answers && !failed && chunk->serving.round == chunk->round) {
+        rounds_send(r, g, &chunk->serving);
+        return;
     }
+    // A copy of an earlier round is replaced at once, one that failed after ASK_SECONDS.
+    if (chunk->served && !failed) chunk->source = -1;
+    chunk->served = false;
+    rounds_ask(r, c);
 }
 
 void rounds_serving(Rounds *r, int c, int g, const Message *m) {

@@ -1,6 +1,7 @@
 // Joining, leaving, reports and time of the rendezvous: see rounds.h.
 #include "llmc/groups/rounds.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,10 +9,14 @@
 
 #include "llmc/groups/rounds_state.h"
 
+// Largest numbers that are taken over from a group. A wrong one would stop the run for all groups.
+static const double longest_grace = 86400;  // as --sync-grace-seconds
+static const int64_t most_samples = INT64_C(1) << 52, most_dealt = INT64_C(1) << 40;
+
 Rounds *rounds_create(const RoundsOptions *options, double now) {
     Rounds *r = (Rounds *)xcalloc(1, sizeof *r, "the rounds of a run");
     r->options = *options;
-    r->now = r->started = r->lost_at = now;
+    r->now = r->started = r->ticked = r->lost_at = now;
     r->founder = -1;
     return r;
 }
@@ -188,6 +193,17 @@ static bool fits_run(Rounds *r, const Message *m) {
     return true;
 }
 
+// Takes over how many samples a group knows to be dealt.
+static void know_dealt(Rounds *r, int64_t samples) {
+    if (samples <= most_samples && samples > r->dealt) r->dealt = samples;
+}
+
+// Other groups connect to the address.
+static void take_address(Group *group, const Message *m) {
+    memcpy(group->address, m->address, sizeof group->address);
+    if (strncmp(group->address, "tcp://", 6) != 0) group->address[0] = '\0';
+}
+
 static void receive_hello(Rounds *r, const char *name, const Message *m) {
     int g = find_group(r, name);
     if (g >= 0 && r->group[g].incarnation != m->incarnation) {
@@ -217,13 +233,13 @@ static void receive_hello(Rounds *r, const char *name, const Message *m) {
     for (int c = 0; c < r->chunks; c++) r->chunk[c].known[g].had = m->flags & FLAG_STATE;
     Group *group = &r->group[g];
     group->incarnation = m->incarnation;
-    memcpy(group->address, m->address, sizeof group->address);
+    take_address(group, m);
     group->quorum = (int)(m->groups > MAX_GROUPS ? MAX_GROUPS : m->groups);
-    group->grace = m->rate;
+    group->grace = fmin(m->rate, longest_grace);
     group->heard = r->now;
     group->silent = group->lagging = false;
     group->reporting = true;
-    if (m->round <= INT64_MAX / 2 && m->round > r->dealt) r->dealt = m->round;
+    know_dealt(r, m->round);
     // Later, a group that was cut off may know groups that have left since.
     if (r->expected >= 0 && m->bytes > r->expected && r->now < r->started + group->grace)
         r->expected = (int)(m->bytes > MAX_GROUPS ? MAX_GROUPS : m->bytes);
@@ -287,8 +303,10 @@ static void receive_offer(Rounds *r, int g, const Message *m) {
     // transfers take as long, all groups would never hold all offers at the same time.
     if (open->open) return;
     // The wait of a group that was cut off counts from now. One that began before this rendezvous
-    // started continues.
+    // started continues, but other groups get time to rejoin.
+    double longest = r->group[g].grace - r->options.settle;
     double since = r->now - m->rate < r->started ? r->now - m->rate : r->now;
+    if (since < r->started - longest) since = fmin(r->started - longest, r->now);
     *open = (OpenOffer){.open = true, .holders = GROUP_BIT(g), .since = since, .offer = *offer};
     if (!r->group[g].joined) return;
     forward_offer(r, m->chunk, g, -1);
@@ -331,9 +349,9 @@ static void receive_closed(Rounds *r, int g, const Message *m) {
 static void receive_deal(Rounds *r, int g, const Message *m) {
     Group *group = &r->group[g];
     bool all = r->expected > 0 && rounds_present(r) >= r->expected;
-    if (!group->joined || m->bytes < 1) return;
+    if (!group->joined || m->bytes < 1 || m->bytes > most_dealt) return;
     if (!all && r->now < r->started + r->options.settle) return;
-    if (m->round > r->dealt) r->dealt = m->round;
+    know_dealt(r, m->round);
     if (m->hash != group->deal) {
         if (r->dealt > INT64_MAX - m->bytes) return;
         group->deal = m->hash;
@@ -356,7 +374,7 @@ static void receive_beat(Rounds *r, int g, const Message *m) {
     group->iteration = m->iteration;
     group->tokens = m->tokens;
     group->rate = m->rate;
-    if (group->joined && m->round > r->dealt) r->dealt = m->round;
+    if (group->joined) know_dealt(r, m->round);
     message_clear(&pulse, group->joined ? MESSAGE_PULSE : MESSAGE_WHO);
     pulse.tokens = r->dealt;
     r->options.send(r->options.context, NULL, &pulse);
@@ -396,8 +414,18 @@ void rounds_receive(Rounds *r, const char *name, const Message *m, double now) {
     dispatch(r, g, m);
 }
 
+// A time in which the rendezvous itself was frozen is no silence of the groups, whose messages may
+// still be on their way.
+static void forgive_pause(Rounds *r) {
+    double pause = r->now - r->ticked;
+    r->ticked = r->now;
+    if (pause <= r->options.silent) return;
+    for (int g = 0; g < MAX_GROUPS; g++) r->group[g].heard = fmin(r->group[g].heard + pause, r->now);
+}
+
 void rounds_tick(Rounds *r, double now) {
     if (now > r->now) r->now = now;
+    forgive_pause(r);
     for (int g = 0; g < MAX_GROUPS; g++) {
         Group *group = &r->group[g];
         if (!group->used) continue;

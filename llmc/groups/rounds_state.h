@@ -46,7 +46,7 @@ typedef struct Known {
     int64_t stale_round;
     int64_t round;  // last round that it knows or was sent
     uint64_t chain;
-    int64_t counted;  // number of its last offer in a closed round
+    int64_t counted;  // number of its last offer in a closed round, since it fetched the state
     int64_t counted_round;
 } Known;
 
@@ -65,7 +65,7 @@ typedef struct Chunk {
 
 struct Rounds {
     RoundsOptions options;
-    double now, started;
+    double now, started, ticked;
     double lost_at;             // time since which no group with state has been lost that may come back
     char identity[TEXT_BYTES];  // cut off if it is too long; `run` is the hash of all of it
     uint64_t run;

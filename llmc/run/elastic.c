@@ -262,7 +262,8 @@ static bool take_over(Run *run) {
     double began = monotonic_seconds(), bytes = 0;
     for (int i = 0; e->member && i < chunks_count(e->chunks); i++) member_fetch_ahead(e->member, i);
     for (int i = 0; i < chunks_count(e->chunks); i++) {
-        int64_t round = elastic_fetch(run, i, INFINITY);
+        Contribution none;  // a group that has just started has not contributed
+        int64_t round = elastic_fetch(run, i, INFINITY, &none);
         if (round == MEMBER_KEEP) continue;  // all groups with newer state were lost
         if (round < 0)
             return run_agreed(run, error_set(&run->error, EXIT_STOPPED, "stopped while joining the run at %s",

@@ -63,7 +63,7 @@ typedef struct GroupEvent {
     EventKind kind;
     int chunk;
     int contributions;
-    bool own, over;  // over: the time limit of elastic_events has passed
+    bool over;  // the time limit of elastic_events has passed
     int64_t round;
 } GroupEvent;
 
@@ -79,7 +79,6 @@ static GroupEvent next_event(Run *run, int *chunk, ClosedRound *closed) {
         return (GroupEvent){.kind = closed->missed ? ROUNDS_MISSED : ROUND_CLOSED,
                             .chunk = *chunk,
                             .contributions = closed->contributions,
-                            .own = closed->own,
                             .round = closed->round};
     }
     int wanted = member_wanted(e->member);
@@ -205,19 +204,21 @@ static void serve_state(Run *run, int chunk) {
     if (first) member_serve(e->member, chunk, e->sync[chunk].round, e->state);
 }
 
-int64_t elastic_fetch(Run *run, int chunk, double patience) {
+int64_t elastic_fetch(Run *run, int chunk, double patience, Contribution *own) {
     Elastic *e = run->elastic;
     struct {
-        int64_t round;
+        int64_t round, tokens;
         int wanted;
         bool over;
-    } found = {0, -1, false};
+    } found = {0, 0, -1, false};
+    *own = (Contribution){NULL, 0, NULL};
     double until = monotonic_seconds() + patience;
     for (;;) {
         if (run->launch.rank == 0) {
             double left = until - monotonic_seconds();
             found.over = left <= 0;
-            found.round = member_fetch(e->member, chunk, left < 1.0 ? left : 1.0, e->state);
+            found.round = member_fetch(e->member, chunk, left < 1.0 ? left : 1.0, e->state, own);
+            found.tokens = own->payload ? own->tokens : -1;
             found.wanted = found.round == MEMBER_BUSY ? member_wanted(e->member) : -1;
         }
         peers_broadcast(world_of(run), &found, sizeof found, 0);
@@ -228,22 +229,46 @@ int64_t elastic_fetch(Run *run, int chunk, double patience) {
         if (run->stop.reason) return -1;
     }
     if (found.round >= 0) peers_broadcast(world_of(run), e->state, (size_t)e->state_bytes[chunk], 0);
+    own->tokens = found.tokens;
     return found.round;
 }
 
-// Takes over the state of a chunk after missed rounds. The group keeps its own progress. If the
-// state does not arrive within a grace period, training continues, and the next step tries again.
-// Returns false if the run stops.
-static bool catch_up(Run *run, const GroupEvent *event) {
+// Sets a chunk to a fetched state. own: this group's contribution that it contains.
+static void set_state(Run *run, int chunk, int64_t round, const Contribution *own) {
     Elastic *e = run->elastic;
-    int chunk = event->chunk;
     ChunkSync *s = &e->sync[chunk];
+    bool counts = own->tokens >= 0;
     size_t bytes = (size_t)e->payload_bytes[chunk];
-    ChunkPart counted = {.key = s->key, .weight = 1.0f, .own = true};
-    uint8_t *payload = NULL;
+    const float *state = (const float *)(const void *)(e->state + CHUNK_HEADER_BYTES);
+    uint8_t *payload = counts ? xmalloc(bytes, "a contribution") : NULL;
+    ChunkPart counted = {.weight = 1.0f, .own = true};
+    if (counts) {
+        OfferHeader header;
+        if (own->payload) memcpy(payload, own->payload, bytes);
+        peers_broadcast(world_of(run), payload, bytes, 0);
+        memcpy(&header, payload, sizeof header);
+        counted.key = header.key;
+        counted.message = payload + CHUNK_HEADER_BYTES;
+    }
+    chunks_set_state(e->chunks, chunk, state, false, counts ? &counted : NULL);
+    s->round = s->hashed = round;
+    if (counts) {
+        count_offer(run, chunk, own->tokens);
+        s->open = false;
+    }
+    free(payload);
+}
+
+// Takes over the state of a chunk after missed rounds. The group keeps its own progress that the
+// state does not contain. If the state does not arrive within a grace period, training continues,
+// and the next step tries again. Returns false if the run stops.
+static bool catch_up(Run *run, int chunk) {
+    Elastic *e = run->elastic;
+    ChunkSync *s = &e->sync[chunk];
+    Contribution own;
     if (e->fetching_since == 0) e->fetching_since = monotonic_seconds();
     double until = e->fetching_since + run->config.sync_grace_seconds;
-    int64_t round = elastic_fetch(run, chunk, until - monotonic_seconds());
+    int64_t round = elastic_fetch(run, chunk, until - monotonic_seconds(), &own);
     if (round == MEMBER_BUSY && !s->fetching)
         log_line(run->log, "missed rounds of chunk %d; training continues until its state arrives", chunk);
     s->fetching = round == MEMBER_BUSY;
@@ -251,20 +276,7 @@ static bool catch_up(Run *run, const GroupEvent *event) {
     if (s->fetching) return true;
     if (round == MEMBER_KEEP) return true;  // the own state is the newest one left
     if (round < 0) return false;
-    if (event->own) {
-        payload = xmalloc(bytes, "a contribution");
-        if (run->launch.rank == 0) memcpy(payload, s->sent, bytes);
-        peers_broadcast(world_of(run), payload, bytes, 0);
-        counted.message = payload + CHUNK_HEADER_BYTES;
-    }
-    const float *state = (const float *)(const void *)(e->state + CHUNK_HEADER_BYTES);
-    chunks_set_state(e->chunks, chunk, state, false, payload ? &counted : NULL);
-    s->round = s->hashed = round;
-    if (event->own) {
-        count_offer(run, chunk, s->offered);
-        s->open = false;
-    }
-    free(payload);
+    set_state(run, chunk, round, &own);
     return true;
 }
 
@@ -289,7 +301,7 @@ bool elastic_events(Run *run, double until) {
         switch (event.kind) {
             case ROUND_CLOSED: merge_round(run, &event, &closed); break;
             case ROUNDS_MISSED:
-                if (!catch_up(run, &event)) return event.over;
+                if (!catch_up(run, event.chunk)) return event.over;
                 chunk = event.chunk + e->sync[event.chunk].fetching;
                 break;
             case STATE_WANTED: serve_state(run, event.chunk); break;

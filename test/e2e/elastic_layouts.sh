@@ -72,6 +72,16 @@ more_syncs() { # NAME COUNT
     at=$(($(syncs "$1") + $2))
     wait_until eval "[ \$(syncs $1) -ge $at ]" || { why="group $1: $(tail -n 1 "$work/$1.err")"; return 1; }
 }
+# counted_once NAME: no chunk has counted more tokens of the group than it has trained.
+counted_once() {
+    local trained counted file
+    trained=$(($(grep -c '^ iteration ' "$work/$1.out") * 8 * 32))
+    for file in "$keys"/counted.*."$1"; do
+        counted=$(od -An -td8 -j32 -N8 "$file")
+        [ "$counted" -gt 0 ] && [ "$counted" -le "$trained" ] ||
+            { why="$counted of $trained tokens of $1 counted"; return 1; }
+    done
+}
 # A group misses rounds, and no other group sends the state. It trains on until one does.
 trains_on() {
     local jobs=() before
@@ -90,9 +100,10 @@ trains_on() {
     # shellcheck disable=SC2046 # one word per rank
     kill -TERM $(rank_pids)
     wait "${jobs[@]}"
+    counted_once one && counted_once two || return 1
     ! cat "$work/one.out" "$work/two.out" | grep -E 'hashes differ' || { why="the groups differ"; return 1; }
 }
-check "a group that has missed rounds trains on until their state arrives" trains_on
+check "a group that has missed rounds trains on, and all it trains counts once" trains_on
 
 # A group alone that sends pseudo-gradients in fp32 and takes them over as they are trains like a
 # run of its own.

@@ -71,7 +71,8 @@ static void serve(Member *m, Weights *w) {
 static void fetch(Member *m, int c, Weights *all) {
     Weights *w = &all[c];
     int64_t round;
-    while ((round = member_fetch(m, c, 1.0, (uint8_t *)w->weight)) == MEMBER_BUSY) serve(m, all);
+    Contribution own;
+    while ((round = member_fetch(m, c, 1.0, (uint8_t *)w->weight, &own)) == MEMBER_BUSY) serve(m, all);
     if (round != MEMBER_KEEP) w->round = round;
     printf("fetched %d %" PRId64 " %016" PRIx64 "\n", c, w->round,
            (uint64_t)XXH3_64bits(w->weight, (size_t)w->words * 8));

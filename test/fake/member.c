@@ -19,7 +19,7 @@ enum { KEPT = 4, MOST_GROUPS = 16, NAME_BYTES = 33 };
 struct Member {
     MemberOptions o;
     bool first;
-    int64_t *seen, *offered;  // (chunks) last round taken, number of the latest offer
+    int64_t *seen, *counted;  // (chunks) last round taken, last own offer that has counted in one
     int64_t numbers, samples_asked;
     MemberStats stats;
     int lock;
@@ -30,10 +30,13 @@ struct Member {
     Contribution part[MOST_GROUPS];
     char name[MOST_GROUPS][NAME_BYTES];
     uint8_t *bytes;
+    uint8_t *own;  // the own contribution that a fetched state contains
 };
 
 typedef struct Head {
-    int64_t number, tokens;
+    int64_t number, after, tokens;  // after: the last offer that has counted; void if a later one has
+    int64_t round;                  // in which it has counted
+    int64_t sum;                    // tokens of all that have counted
     double time;
     char name[NAME_BYTES];
 } Head;
@@ -107,6 +110,23 @@ static int64_t closed_rounds(const Member *m, int chunk) {
     return round;
 }
 
+// Reads the last offer of a group that has counted. Returns false if there is none.
+static bool last_counted(const Member *m, int chunk, const char *name, void *to, size_t bytes) {
+    return get(at(m, "counted", chunk, 0, name), to, bytes) == bytes;
+}
+
+// Notes an offer of a closed round as the last of its group. `counted` files are for tests, too:
+// the sum is the fifth number.
+static void note_counted(Member *m, int chunk, int64_t round, const uint8_t *offer) {
+    Head head, before = {.sum = 0};
+    memcpy(&head, offer, sizeof head);
+    last_counted(m, chunk, head.name, &before, sizeof before);
+    head.round = round;
+    head.sum = before.sum + head.tokens;
+    put(at(m, "counted", chunk, 0, head.name), &head, sizeof head, offer + sizeof head,
+        (size_t)m->o.payload_bytes[chunk]);
+}
+
 // Closes the open round of a chunk if it is due.
 static void close_round(Member *m, int chunk) {
     char name[MOST_GROUPS][NAME_BYTES];
@@ -117,8 +137,10 @@ static void close_round(Member *m, int chunk) {
     for (int i = 0; i < groups; i++) {
         uint8_t *to = all + record * (size_t)offers;
         if (get(at(m, "offer", chunk, 0, name[i]), to, record) != record) continue;
-        Head head;
+        Head head, before = {.number = 0};
         memcpy(&head, to, sizeof head);
+        last_counted(m, chunk, name[i], &before, sizeof before);
+        if (head.after < before.number) continue;
         if (head.time > last) last = head.time;
         offers++;
     }
@@ -129,6 +151,7 @@ static void close_round(Member *m, int chunk) {
         put(at(m, "closed", chunk, 0, ""), &round, sizeof round, NULL, 0);
         drop(at(m, "round", chunk, round - KEPT, ""));
         for (int i = 0; i < groups; i++) drop(at(m, "offer", chunk, 0, name[i]));
+        for (int i = 0; i < offers; i++) note_counted(m, chunk, round, all + record * (size_t)i);
     }
     free(all);
 }
@@ -151,10 +174,11 @@ Member *member_join(const MemberOptions *options, Error *err) {
     bool other = !m->first && strcmp(identity, options->identity) != 0;
     if (m->first) put(at(m, "identity", 0, 0, ""), options->identity, strlen(options->identity) + 1, NULL, 0);
     m->seen = xcalloc((size_t)options->chunks, sizeof(int64_t), "a member");
-    m->offered = xcalloc((size_t)options->chunks, sizeof(int64_t), "a member");
+    m->counted = xcalloc((size_t)options->chunks, sizeof(int64_t), "a member");
     for (int i = 0; i < options->chunks; i++) {
         drop(at(m, "offer", i, 0, options->name));
         drop(at(m, "state", i, 0, options->name));
+        drop(at(m, "counted", i, 0, options->name));
         int64_t none = 0;
         if (m->first) put(at(m, "closed", i, 0, ""), &none, sizeof none, NULL, 0);
     }
@@ -179,7 +203,20 @@ static bool held(const Member *m) {
     return found;
 }
 
-int64_t member_fetch(Member *m, int chunk, double seconds, uint8_t *state) {
+// Finds the own contribution that the state after a round contains and that was not taken.
+static void find_own(Member *m, int chunk, int64_t round, Contribution *own) {
+    size_t bytes = (size_t)m->o.payload_bytes[chunk];
+    Head head;
+    m->own = xrealloc(m->own, sizeof head + bytes, "an own contribution");
+    if (!last_counted(m, chunk, m->o.name, m->own, sizeof head + bytes)) return;
+    memcpy(&head, m->own, sizeof head);
+    if (head.number <= m->counted[chunk] || head.round > round) return;
+    m->counted[chunk] = head.number;
+    *own = (Contribution){m->o.name, head.tokens, m->own + sizeof head};
+}
+
+int64_t member_fetch(Member *m, int chunk, double seconds, uint8_t *state, Contribution *own) {
+    *own = (Contribution){NULL, 0, NULL};
     double start = now();
     size_t bytes = (size_t)m->o.state_bytes[chunk];
     uint8_t *read = xmalloc(bytes + 8, "a state");
@@ -207,6 +244,7 @@ int64_t member_fetch(Member *m, int chunk, double seconds, uint8_t *state) {
         usleep(2000);
     }
     if (round >= 0) m->seen[chunk] = round;
+    if (round >= 0) find_own(m, chunk, round, own);
     if (round >= 0) drop(at(m, "want", chunk, 0, m->o.name));
     free(read);
     return round;
@@ -239,10 +277,11 @@ void member_serve(Member *m, int chunk, int64_t round, const uint8_t *state) {
 }
 
 void member_offer(Member *m, int chunk, int64_t tokens, const uint8_t *payload) {
-    Head head = {.number = ++m->numbers, .tokens = tokens, .time = now()};
+    Head head = {.number = ++m->numbers, .after = m->counted[chunk], .tokens = tokens, .time = now()};
+    Head before;
     snprintf(head.name, sizeof head.name, "%s", m->o.name);
-    m->offered[chunk] = head.number;
     lock(m);
+    if (get(at(m, "offer", chunk, 0, m->o.name), &before, sizeof before)) head.time = before.time;  // waits
     put(at(m, "offer", chunk, 0, m->o.name), &head, sizeof head, payload, (size_t)m->o.payload_bytes[chunk]);
     close_round(m, chunk);
     unlock(m);
@@ -265,7 +304,8 @@ static bool take(Member *m, int chunk, ClosedRound *closed) {
         memcpy(m->name[i], head.name, NAME_BYTES);
         m->part[i] = (Contribution){m->name[i], head.tokens, m->bytes + i * record + sizeof head};
         bool own = strcmp(head.name, m->o.name) == 0;
-        closed->own = closed->own || (own && head.number == m->offered[chunk]);
+        closed->own = closed->own || (own && head.number > m->counted[chunk]);
+        if (own && head.number > m->counted[chunk]) m->counted[chunk] = head.number;
         if (own) m->stats.tokens_counted += head.tokens;
         else m->stats.received += m->o.payload_bytes[chunk];
     }
@@ -328,7 +368,8 @@ void member_leave(Member *m, double seconds) {
     unlock(m);
     close(m->lock);
     free(m->seen);
-    free(m->offered);
+    free(m->counted);
     free(m->bytes);
+    free(m->own);
     free(m);
 }

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "llmc/groups/rounds.h"
@@ -19,7 +20,7 @@ typedef struct Sent {
 static Sent sent[256];
 static int sents;
 static void note_message(void *context, const char *name, const Message *m) {
-    if (!name || m->kind == MESSAGE_NEWS) return;
+    if (!name || m->kind == MESSAGE_NEWS || m->kind == MESSAGE_PULSE) return;
     assert_true(sents < 256);
     message_name(sent[sents].name, name);
     memcpy(&sent[sents++].message, m, message_bytes(m));
@@ -88,19 +89,38 @@ static void beat(Rounds *r, const char *name, uint64_t incarnation, double now) 
     rounds_tick(r, now);
 }
 
-static void want(Rounds *r, const char *name, uint64_t incarnation, int64_t round, double now) {
+// failed: hash of a state that did not arrive, 0: none
+static void want_again(Rounds *r, const char *name, uint64_t incarnation, int64_t round, uint64_t failed,
+                       double now) {
     static Message m;
     message_clear(&m, MESSAGE_FETCH);
     m.flags = round < 0 ? 0 : FLAG_STATE;
     m.round = round < 0 ? 0 : round;
+    m.hash = failed;
     tell(r, name, incarnation, &m, now);
     rounds_tick(r, now);
 }
 
+static void want(Rounds *r, const char *name, uint64_t incarnation, int64_t round, double now) {
+    want_again(r, name, incarnation, round, 0, now);
+}
+
+static void serve(Rounds *r, const char *name, int64_t round, uint64_t hash, double now) {
+    static Message m;
+    message_clear(&m, MESSAGE_SERVING);
+    m.round = round;
+    m.chain = 5;
+    m.hash = hash;
+    m.bytes = 1;
+    tell(r, name, 1, &m, now);
+}
+
 static Rounds *quiet_rounds(void) {
     const RoundsOptions options = {0, silent, 30, note_message, NULL};
+    Rounds *r = rounds_create(&options, 0);
     sents = 0;
-    return rounds_create(&options, 0);
+    rounds_tick(r, 100);
+    return r;
 }
 
 // Two groups offer, and one dies before the other has its payload. The round closes without it as
@@ -307,6 +327,146 @@ static void test_a_lost_group_may_come_back(void **state) {
     rounds_free(r);
 }
 
+// A copy of a state serves several groups, unless it cannot be fetched: its owner has released it
+// after a while, or it is corrupt. Then another group is asked, or the same one again.
+static void test_a_state_that_fails_is_served_again(void **state) {
+    for (int others = 1; others < 3; others++) {
+        Rounds *r = quiet_rounds();
+        const char *second = others == 1 ? "g0" : "g1";
+        join(r, "g0", 1, 4, 100);
+        if (others == 2) join(r, "g1", 1, 4, 100);
+        join(r, "g2", 1, -1, 100);
+        want(r, "g2", 1, -1, 101);
+        assert_non_null(last_sent("g0", MESSAGE_WANT));
+        serve(r, "g0", 4, 77, 101);
+        beat(r, "g0", 1, 125);
+        if (others == 2) beat(r, "g1", 1, 125);
+        sents = 0;
+        want(r, "g2", 1, -1, 125);
+        assert_int_equal(last_sent("g2", MESSAGE_SERVING)->hash, 77);
+        want_again(r, "g2", 1, -1, 76, 125.1);  // of an earlier copy
+        assert_null(last_sent(second, MESSAGE_WANT));
+        want_again(r, "g2", 1, -1, 77, 125.1);
+        assert_non_null(last_sent(second, MESSAGE_WANT));
+        serve(r, second, 4, 77, 125.2);
+        assert_string_equal(last_sent("g2", MESSAGE_SERVING)->from, second);
+        sents = 0;
+        want_again(r, "g2", 1, -1, 77, 125.3);  // not at any rate
+        assert_null(last_sent("g0", MESSAGE_WANT));
+        assert_null(last_sent("g1", MESSAGE_WANT));
+        rounds_free(r);
+    }
+}
+
+static void hello_with(Rounds *r, const char *name, double grace_seconds, const char *address, double now) {
+    static Message m;
+    message_clear(&m, MESSAGE_HELLO);
+    message_text(&m, "a run");
+    m.flags = FLAG_STATE;
+    m.iteration = m.groups = 1;
+    m.rate = grace_seconds;
+    m.bytes = 1;
+    snprintf(m.address, sizeof m.address, "%s", address);
+    tell(r, name, 1, &m, now);
+    message_clear(&m, MESSAGE_STATE);
+    m.round = 4;
+    m.chain = 5;
+    tell(r, name, 1, &m, now);
+    end_join(r, name, 1, now);
+}
+
+// Numbers of one group must not stop the rounds of all others for ever.
+static void test_a_grace_period_has_an_end(void **state) {
+    Rounds *r = quiet_rounds();
+    hello_with(r, "g0", 1e300, "", 100);
+    join(r, "g1", 1, 4, 100);
+    make_offer(r, "g1", 1, 0, 100);
+    make_offer(r, "g0", 1, 0, 100);
+    hold(r, "g0", "g1", 100);
+    const double day = 86400;
+    for (double now = 100; now < 100 + day + 10; now += 2) {
+        beat(r, "g0", 1, now);
+        beat(r, "g1", 1, now);
+    }
+    assert_non_null(last_sent("g1", MESSAGE_CLOSE));
+    for (double now = 100 + day + 10; now < 100 + 5 * day; now += 2) beat(r, "g1", 1, now);
+    assert_false(rounds_joined(r, "g0"));
+    rounds_free(r);
+}
+
+// After a restart, a group that has waited for long does not close rounds before the other groups
+// could rejoin.
+static void test_long_waits_leave_time_to_rejoin(void **state) {
+    const double waits[] = {2.9, 50, 1e300};
+    for (int i = 0; i < 3; i++) {
+        const RoundsOptions options = {2, silent, 30, note_message, NULL};
+        Rounds *r = rounds_create(&options, 100);
+        sents = 0;
+        for (int g = 0; g < 2; g++) {
+            const char *name = g ? "g1" : "g0";
+            begin_join(r, name, 1, 4, 3, 100.2);
+            make_offer(r, name, 1, waits[i], 100.2);
+            end_join(r, name, 1, 100.2);
+        }
+        hold(r, "g0", "g1", 100.2);
+        hold(r, "g1", "g0", 100.2);
+        rounds_tick(r, 101.9);
+        assert_null(last_sent("g0", MESSAGE_CLOSE));
+        rounds_tick(r, 102.1);
+        assert_non_null(last_sent("g0", MESSAGE_CLOSE));
+        rounds_free(r);
+    }
+}
+
+// Groups connect to the addresses of others, so these must not be files or sockets of theirs.
+static void test_addresses_are_tcp(void **state) {
+    const char *const addresses[] = {"tcp://10.0.0.1:5000", "ipc:///tmp/socket", "inproc://zeromq.zap.01"};
+    for (int i = 0; i < 3; i++) {
+        Rounds *r = quiet_rounds();
+        join(r, "g1", 1, 4, 100);
+        hello_with(r, "g0", grace, addresses[i], 100);
+        assert_string_equal(last_sent("g1", MESSAGE_PEER)->address, i ? "" : addresses[0]);
+        rounds_free(r);
+    }
+}
+
+// The rendezvous itself was frozen, e.g. with the group whose process serves it. No group was
+// silent.
+static void test_a_frozen_rendezvous_removes_no_groups(void **state) {
+    Rounds *r = quiet_rounds();
+    join(r, "g0", 1, 4, 100);
+    join(r, "g1", 1, 4, 100);
+    for (int i = 0; i < 20; i++) rounds_tick(r, 100 + 0.05 * i);
+    beat(r, "g0", 1, 200);
+    assert_true(rounds_joined(r, "g1"));
+    for (double now = 200; now < 229; now += 0.5) beat(r, "g0", 1, now);
+    assert_true(rounds_joined(r, "g1"));
+    for (double now = 229; now < 231; now += 0.5) beat(r, "g0", 1, now);
+    assert_false(rounds_joined(r, "g1"));
+    rounds_free(r);
+}
+
+// A round that counted an offer was lost with the groups that had taken it. The group offers the
+// same progress again.
+static void test_an_offer_of_a_lost_round_counts_again(void **state) {
+    static Message m;
+    Rounds *r = quiet_rounds();
+    join(r, "g0", 1, 4, 100);
+    make_offer(r, "g0", 1, 0, 100);
+    assert_int_equal(last_sent("g0", MESSAGE_CLOSE)->round, 5);
+    want(r, "g0", 1, 4, 101);
+    assert_non_null(last_sent("g0", MESSAGE_KEEP));
+    message_clear(&m, MESSAGE_STATE);
+    m.round = 4;
+    m.chain = 5;
+    tell(r, "g0", 1, &m, 102);
+    sents = 0;
+    make_numbered_offer(r, "g0", 1, 2, 0, 102);
+    assert_non_null(last_sent("g0", MESSAGE_CLOSE));
+    assert_int_equal(last_sent("g0", MESSAGE_CLOSE)->offer[0].number, 2);
+    rounds_free(r);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_round_needs_a_second_holder),
@@ -318,6 +478,12 @@ int main(void) {
         cmocka_unit_test(test_a_group_that_was_cut_off_waits),
         cmocka_unit_test(test_trained_state_wins),
         cmocka_unit_test(test_a_lost_group_may_come_back),
+        cmocka_unit_test(test_a_state_that_fails_is_served_again),
+        cmocka_unit_test(test_a_grace_period_has_an_end),
+        cmocka_unit_test(test_an_offer_of_a_lost_round_counts_again),
+        cmocka_unit_test(test_long_waits_leave_time_to_rejoin),
+        cmocka_unit_test(test_addresses_are_tcp),
+        cmocka_unit_test(test_a_frozen_rendezvous_removes_no_groups),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

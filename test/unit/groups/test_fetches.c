@@ -142,12 +142,30 @@ static void requests_are_repeated(void **state) {
     assert_false(is_due(0, 104));
     assert_true(is_due(0, 105));
     serve(0, 104);
-    assert_false(is_due(0, 119));
-    assert_true(is_due(0, 120));
+    assert_false(is_due(0, 123));
+    assert_true(is_due(0, 124));
     fetch[0].round = 1;
     assert_false(is_due(0, 130));
     fetch[4].active = false;
     assert_false(is_due(4, 200));
+}
+
+// Another request would make the other group serve a newer state, and the transfer would begin
+// again. Over slow links, large states would never be complete.
+static void a_state_that_arrives_is_not_asked_for_again(void **state) {
+    ask(0, 100);
+    serve(0, 100);
+    fetch[1].begun = true;  // the same group sends it after chunk 0
+    fetch[1].asked = 100;
+    serve(1, 100);
+    for (int i = 0; i < 40; i++) {
+        arrive(0, i, i + 1, 101 + 2 * i);
+        assert_false(is_due(0, 102 + 2 * i));
+        assert_false(is_due(1, 102 + 2 * i));
+    }
+    assert_false(is_due(0, 198));
+    assert_true(is_due(0, 199));  // 20 s after the last piece
+    assert_true(is_due(1, 199));
 }
 
 int main(void) {
@@ -158,6 +176,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(memory_is_bounded, set_up, tear_down),
         cmocka_unit_test_setup_teardown(two_large_states_are_fetched_ahead, set_up, tear_down),
         cmocka_unit_test_setup_teardown(requests_are_repeated, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_state_that_arrives_is_not_asked_for_again, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -34,6 +34,7 @@ static struct {
     Route control;
     uint64_t sequence;
     atomic_int stop, asked;  // asked: requests for pieces of b's offer
+    atomic_int failed;       // requests for the state after group b no longer had it
 } server;
 static Member *member;
 static Message message, received;
@@ -96,6 +97,27 @@ static void offer_of_strangers(void) {
     offer("y");
 }
 
+// Group b serves a state that it no longer has.
+static void serve_and_drop(const Route *route) {
+    if (received.hash == 9) server.failed++;
+    message_clear(&message, MESSAGE_SERVING);
+    message_name(message.from, "b");
+    message.incarnation = 5;
+    message.bytes = PAYLOAD;
+    message.round = 3;
+    message.hash = 9;
+    send_to(route);
+}
+
+static void drop_state(const Route *route) {
+    message_clear(&message, MESSAGE_GONE);
+    message.flags = FLAG_STATE;
+    message.offers = 1;
+    message.offer[0] = received.offer[0];
+    message_name(message.from, "b");
+    send_to(route);
+}
+
 static void answer(const Route *route) {
     switch (received.kind) {
         case MESSAGE_HELLO:
@@ -114,7 +136,11 @@ static void answer(const Route *route) {
             message_clear(&message, MESSAGE_PULSE);
             send_to(route);
             break;
-        case MESSAGE_GET: server.asked += strcmp(received.offer[0].name, "b") == 0; break;
+        case MESSAGE_FETCH: serve_and_drop(route); break;
+        case MESSAGE_GET:
+            server.asked += strcmp(received.offer[0].name, "b") == 0;
+            if (received.flags & FLAG_STATE) drop_state(route);
+            break;
         default: break;
     }
 }
@@ -233,6 +259,17 @@ static void check_own_samples(void) {
 }
 
 static void samples_without_the_rendezvous(void **state) { run_member(announce_b, check_own_samples); }
+
+// A group tells the rendezvous which copy of a state it could not fetch.
+static void check_failed_state(void) {
+    uint8_t state[PAYLOAD];
+    Contribution own;
+    for (double end = monotonic_seconds() + 20; monotonic_seconds() < end && !server.failed;)
+        assert_int_equal(member_fetch(member, 0, 0.1, state, &own), MEMBER_BUSY);
+    assert_true(server.failed > 0);
+}
+
+static void failed_states_are_reported(void **state) { run_member(announce_b, check_failed_state); }
 
 // Greets group a as b until it answers. Connects again if there is no answer, because a refuses b
 // until it hears of b. Returns the sequence number of the answer.
@@ -353,6 +390,7 @@ int main(void) {
         cmocka_unit_test(queues_are_bounded),
         cmocka_unit_test(offers_after_a_dropped_one_are_pulled),
         cmocka_unit_test(samples_without_the_rendezvous),
+        cmocka_unit_test(failed_states_are_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -137,7 +137,22 @@ static void test_nonsense(void **state) {
     group[0].incarnation = 1;
     join(0, 0);
     group[0].dealt = INT64_MAX - 1;
-    assert_int_equal(deal(0), -1);  // would overflow
+    assert_int_equal(deal(0), -1);
+    // Absurd numbers of one group are not dealt to the others.
+    group[1].incarnation = 2;
+    group[1].dealt = INT64_MAX / 2;
+    join(1, 0);
+    beat(1);
+    assert_int_equal(deal(1), 0);
+    Message m;
+    message_clear(&m, MESSAGE_DEAL);
+    m.hash = ++group[1].request;
+    m.bytes = INT64_MAX - 100;
+    group[1].first = -1;
+    send(1, &m);
+    assert_int_equal(group[1].first, -1);
+    group[0].dealt = 0;
+    assert_int_equal(deal(0), BLOCK);
     rounds_free(rounds);
     rounds = NULL;
 }
