@@ -1,6 +1,7 @@
 // Checks that depend only on the flags, in the order of --help: see config_roles.h.
 #include "llmc/config/config_checks.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "sdp4bit/codec.h"
@@ -216,7 +217,9 @@ static bool plain_group_name(const char *name) {
 static bool is_tcp_address(const char *url) {
     const char *port = strrchr(url, ':');
     size_t digits = strspn(port ? port + 1 : "", "0123456789");
-    return strncmp(url, "tcp://", 6) == 0 && port > url + 6 && digits > 0 && port[1 + digits] == '\0';
+    bool good = strncmp(url, "tcp://", 6) == 0 && port > url + 6 && digits > 0 && port[1 + digits] == '\0';
+    long number = good ? strtol(port + 1, NULL, 10) : 0;
+    return number >= 1 && number <= 65535;
 }
 
 static bool check_replica_group(const Parsed *p) {
@@ -239,9 +242,10 @@ static bool check_replica_group(const Parsed *p) {
          "--replica-group needs --rendezvous tcp://host:port and --rendezvous-keys FOLDER; add them"},
         {joins && strcmp(c->replica_group, "server") == 0,
          "--replica-group server is the name of the rendezvous; choose another name"},
-        {c->rendezvous && !is_tcp_address(c->rendezvous), "--rendezvous must be tcp://host:port; correct it"},
+        {c->rendezvous && !is_tcp_address(c->rendezvous),
+         "--rendezvous must be tcp://host:port with a port from 1 to 65535; correct it"},
         {c->rendezvous_listen && !is_tcp_address(c->rendezvous_listen),
-         "--rendezvous-listen must be tcp://address:port; correct it"},
+         "--rendezvous-listen must be tcp://address:port with a port from 1 to 65535; correct it"},
         {joins && c->rampup_batch_size.count > 0,
          "--replica-group assigns samples in whole batches; drop --rampup-batch-size, which changes their "
          "size"},

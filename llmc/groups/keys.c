@@ -57,10 +57,13 @@ bool keys_generate(const char *folder, const char *name, Error *err) {
     if (zmq_curve_keypair(public_key, secret_key) != 0)
         return system_error(err,
                             "this libzmq has no CURVE encryption; install one that was built with libsodium");
-    bool good = write_key(folder, name, "secret", secret_key, err) &&
-                write_key(folder, name, "public", public_key, err);
+    bool secret = write_key(folder, name, "secret", secret_key, err);
     memset(secret_key, 0, sizeof secret_key);
-    return good;
+    if (!secret || write_key(folder, name, "public", public_key, err)) return secret;
+    char path[4096];
+    key_path(path, sizeof path, folder, name, "secret");
+    unlink(path);
+    return false;
 }
 
 bool keys_exist(const char *folder, const char *name) {

@@ -439,7 +439,8 @@ uint64_t ledger_chain(const Ledger *l, int c, int64_t round) {
 }
 
 bool ledger_own(const Ledger *l, int c, const Offer *offer) {
-    return own_offer(l, offer) && offer->number > l->chunk[c].counted_taken;
+    const LedgerChunk *chunk = &l->chunk[c];
+    return own_offer(l, offer) && offer->number > chunk->counted_taken && offer->number <= chunk->number;
 }
 
 bool ledger_open(const Ledger *l) {

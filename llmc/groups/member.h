@@ -51,7 +51,7 @@ typedef struct Contribution {
 typedef struct ClosedRound {
     int64_t round;
     int contributions;
-    const Contribution *contribution;  // (contributions) sorted by name; valid until the next member_take
+    const Contribution *contribution;  // (contributions) sorted by name; valid until the next take or fetch
     // An offer of this group is among them; otherwise the latest one stays in the next open round.
     // If its tokens are fewer than the latest offer's, it is an earlier one that the round closed
     // with; the latest offer, which contains it, is then withdrawn.

@@ -215,10 +215,15 @@ static void relay(Rendezvous *s, const char *name) {
 // A group that listens at all addresses, tcp://*:port, is reached at the address that it comes
 // from.
 static void complete_address(Rendezvous *s) {
-    const char *all = "tcp://*:", *mapped = "::ffff:", *from = s->address;
+    const char *const all[] = {"tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:"};
+    const char *mapped = "::ffff:", *from = s->address, *rest = NULL;
     char port[32];
-    if (strncmp(s->message.address, all, strlen(all)) != 0) return;
-    snprintf(port, sizeof port, "%.16s", s->message.address + strlen(all));
+    for (int i = 0; i < 3; i++) {
+        size_t length = strlen(all[i]);
+        if (strncmp(s->message.address, all[i], length) == 0) rest = s->message.address + length;
+    }
+    if (!rest) return;
+    snprintf(port, sizeof port, "%.16s", rest);
     if (strncmp(from, mapped, strlen(mapped)) == 0) from += strlen(mapped);
     bool six = strchr(from, ':') != NULL;
     snprintf(s->message.address, ADDRESS_BYTES, "tcp://%s%.64s%s:%s", six ? "[" : "", from, six ? "]" : "",

@@ -11,7 +11,11 @@
 
 // Largest numbers that are taken over from a group. A wrong one would stop the run for all groups.
 static const double longest_grace = 86400;  // as --sync-grace-seconds
-static const int64_t most_samples = INT64_C(1) << 52, most_dealt = INT64_C(1) << 40;
+static const int64_t most_samples = INT64_C(1) << 52, most_dealt = INT64_C(1) << 40,
+                     most_tokens = INT64_C(1) << 52;  // of an offer; trainers add up MAX_GROUPS
+
+// After a start, no grace period ends earlier. Groups reconnect within half a second.
+static const double rejoin_seconds = 1;
 
 Rounds *rounds_create(const RoundsOptions *options, double now) {
     Rounds *r = (Rounds *)xcalloc(1, sizeof *r, "the rounds of a run");
@@ -278,6 +282,8 @@ static void receive_reported(Rounds *r, int g) {
             if (r->group[i].joined && i != g) send_peer(r, i, g, false);
         }
         rounds_news(r, "group %s joined (%d groups)", group->name, rounds_present(r));
+        if (group->quorum > rounds_present(r))
+            rounds_news(r, "rounds wait for more groups: group %s needs %d", group->name, group->quorum);
     }
     for (int c = 0; c < r->chunks; c++) {
         for (int i = 0; i < MAX_GROUPS; i++) {
@@ -297,6 +303,7 @@ static void receive_offer(Rounds *r, int g, const Message *m) {
     OpenOffer *open = &chunk->open[g];
     if (offer->incarnation != r->group[g].incarnation || strcmp(offer->name, r->group[g].name) != 0) return;
     if (offer->after >= offer->number) return;  // it would stay open when it has counted
+    if (offer->tokens > most_tokens) return;
     if (!chunk->known[g].ready || rounds_counted(r, m->chunk, g, offer)) return;
     r->group[g].late = false;
     // Until the open offer counts, newer ones are ignored: groups make one every H steps, and if
@@ -304,7 +311,7 @@ static void receive_offer(Rounds *r, int g, const Message *m) {
     if (open->open) return;
     // The wait of a group that was cut off counts from now. One that began before this rendezvous
     // started continues, but other groups get time to rejoin.
-    double longest = r->group[g].grace - r->options.settle;
+    double longest = r->group[g].grace - rejoin_seconds;
     double since = r->now - m->rate < r->started ? r->now - m->rate : r->now;
     if (since < r->started - longest) since = fmin(r->started - longest, r->now);
     *open = (OpenOffer){.open = true, .holders = GROUP_BIT(g), .since = since, .offer = *offer};
@@ -339,6 +346,9 @@ static void receive_state(Rounds *r, int g, const Message *m) {
 
 // A group reports a closed round that it knows.
 static void receive_closed(Rounds *r, int g, const Message *m) {
+    for (int i = 0; i < m->offers; i++) {
+        if (m->offer[i].tokens > most_tokens) return;
+    }
     if (m->offers && r->group[g].reporting) {
         rounds_adopt(r, m->chunk, m->round, m->chain, m->offer, m->offers);
     }

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <zmq.h>
 
@@ -88,11 +89,22 @@ static bool set_common(void *socket, const Keys *keys, int pending) {
            zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, keys->secret_key, KEY_TEXT) == 0;
 }
 
+// libzmq takes larger ports modulo 65536, and chooses one for 0.
+static bool has_port(const char *address) {
+    const char *port = strrchr(address, ':');
+    long number = port ? strtol(port + 1, NULL, 10) : 0;
+    return number >= 1 && number <= 65535;
+}
+
 void *transport_listen(Transport *t, const Keys *keys, const char *address, int pending, Error *err) {
     void *socket = zmq_socket(t->zmq, ZMQ_ROUTER);
     bool good = socket && set_common(socket, keys, pending) && set_number(socket, ZMQ_CURVE_SERVER, 1) &&
                 zmq_setsockopt(socket, ZMQ_ZAP_DOMAIN, "groups", 6) == 0 &&
                 set_number(socket, ZMQ_ROUTER_MANDATORY, 1);
+    if (good && !has_port(address)) {
+        errno = EINVAL;
+        good = false;
+    }
     if (good && zmq_bind(socket, address) == 0) return socket;
     int reason = errno;
     transport_close_socket(socket);

@@ -144,6 +144,7 @@ refuses() { # MESSAGE FLAGS...
 }
 check "refused without --local-steps" refuses "--replica-group needs --local-steps" --local-steps 1
 check "refused with a batch size that grows" refuses "--rampup-batch-size" --rampup-batch-size 4 4 40
+check "refused with a port that does not exist" refuses "a port from 1 to 65535" --rendezvous tcp://host:70000
 check "refused with a bad name" refuses "1 to 32 letters" --replica-group "a b"
 check "refused with master weights on the host" refuses "--optimizer-cpu-offload" --optimizer-cpu-offload
 finish

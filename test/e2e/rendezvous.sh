@@ -51,7 +51,10 @@ made_keys() {
     cp "$keys/a.public" "$work/half/"
     ! "$server" keygen "$work/half" a 2>"$work/err" || { why="a public key was replaced"; return 1; }
     grep -q 'a.public exists' "$work/err" || { why=$(cat "$work/err"); return 1; }
-    [ ! -e "$work/half/a.secret" ] || { why="a secret key without its public key"; return 1; }
+    ln -s nowhere "$work/half/b.public"
+    ! "$server" keygen "$work/half" b 2>"$work/err" || { why="a public key was written to a link"; return 1; }
+    [ ! -e "$work/half/a.secret" ] && [ ! -e "$work/half/b.secret" ] ||
+        { why="a secret key without its public key"; return 1; }
 }
 usage() {
     local code
@@ -62,8 +65,12 @@ usage() {
         code=$?
         [ $code = 2 ] && [ "$(wc -l <"$work/err")" = 1 ] || { why="'$words': exit code $code"; return 1; }
     done
-    "$server" serve --listen tcp://256.1.1.1:1 --keys "$keys" 2>"$work/err" && { why="served nowhere"; return 1; }
-    [ "$(wc -l <"$work/err")" = 1 ]
+    for words in 256.1.1.1:1 127.0.0.1:0 127.0.0.1:70000; do # the last one would be port 4464
+        timeout 5 "$server" serve --listen "tcp://$words" --keys "$keys" >/dev/null 2>"$work/err"
+        code=$?
+        [ $code -ge 2 ] && [ $code -le 3 ] && [ "$(wc -l <"$work/err")" = 1 ] ||
+            { why="listens at $words: exit code $code"; return 1; }
+    done
 }
 check "keygen makes secret files of mode 600 and replaces none" made_keys
 check "wrong commands and flags are refused in one line" usage
@@ -135,7 +142,7 @@ check "unknown keys and other runs are refused" refused
 
 added() { # the other groups connect to x directly
     join x x --keys "$work/other/2" --rounds 1000000 --min-groups 2 --connections 2 \
-        --listen "tcp://127.0.0.1:$((port + 1))"
+        --listen "tcp://0.0.0.0:$((port + 1))" # others reach it at the address that it comes from
     wait_for 15 '^round 0 [0-9]* a,b,c,x' x || return 1
     wait_for 15 'group x is connected directly' a && wait_for 15 'group c is connected directly' x || return 1
     "$server" status "$address" --keys "$keys" | grep -q "^x .*tcp://127.0.0.1:$((port + 1))$" ||

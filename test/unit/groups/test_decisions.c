@@ -204,7 +204,7 @@ static void test_a_slow_offer_counts_later(void **state) {
     rounds_free(r);
 }
 
-// Starts a rendezvous at 100, and two groups rejoin that have waited for a third one for 2.5 s.
+// Starts a rendezvous at 100, and two groups rejoin that have waited for a third one for 1.5 s.
 static Rounds *restarted_rounds(int known) {
     const RoundsOptions options = {0, silent, 30, note_message, NULL};
     Rounds *r = rounds_create(&options, 100);
@@ -212,7 +212,7 @@ static Rounds *restarted_rounds(int known) {
     for (int g = 0; g < 2; g++) {
         const char *name = g ? "g1" : "g0";
         begin_join(r, name, 1, 4, known, 100.2);
-        make_offer(r, name, 1, 2.5, 100.2);
+        make_offer(r, name, 1, 1.5, 100.2);
         end_join(r, name, 1, 100.2);
     }
     hold(r, "g0", "g1", 100.2);
@@ -224,9 +224,9 @@ static Rounds *restarted_rounds(int known) {
 // rejoin.
 static void test_a_restart_continues_the_grace_period(void **state) {
     Rounds *r = restarted_rounds(3);
-    rounds_tick(r, 100.6);
+    rounds_tick(r, 101.6);
     assert_null(last_sent("g0", MESSAGE_CLOSE));  // the third group may come back
-    rounds_tick(r, 100.8);
+    rounds_tick(r, 101.8);
     const Message *close = last_sent("g0", MESSAGE_CLOSE);
     assert_non_null(close);
     assert_int_equal(close->offers, 2);
@@ -399,7 +399,7 @@ static void test_a_grace_period_has_an_end(void **state) {
 static void test_long_waits_leave_time_to_rejoin(void **state) {
     const double waits[] = {2.9, 50, 1e300};
     for (int i = 0; i < 3; i++) {
-        const RoundsOptions options = {2, silent, 30, note_message, NULL};
+        const RoundsOptions options = {0, silent, 30, note_message, NULL};
         Rounds *r = rounds_create(&options, 100);
         sents = 0;
         for (int g = 0; g < 2; g++) {
@@ -410,12 +410,36 @@ static void test_long_waits_leave_time_to_rejoin(void **state) {
         }
         hold(r, "g0", "g1", 100.2);
         hold(r, "g1", "g0", 100.2);
-        rounds_tick(r, 101.9);
+        rounds_tick(r, 100.9);
         assert_null(last_sent("g0", MESSAGE_CLOSE));
-        rounds_tick(r, 102.1);
+        rounds_tick(r, 101.1);
         assert_non_null(last_sent("g0", MESSAGE_CLOSE));
         rounds_free(r);
     }
+}
+
+// Trainers add up the tokens of a round.
+static void test_tokens_are_bounded(void **state) {
+    static Message m;
+    Rounds *r = quiet_rounds();
+    join(r, "g0", 1, 4, 100);
+    message_clear(&m, MESSAGE_OFFER);
+    m.offers = 1;
+    m.offer[0] = (Offer){.incarnation = 1, .number = 1, .tokens = INT64_MAX / 4, .bytes = 1, .hash = 1};
+    message_name(m.offer[0].name, "g0");
+    tell(r, "g0", 1, &m, 100);
+    assert_null(last_sent("g0", MESSAGE_CLOSE));
+    begin_join(r, "g0", 1, 4, 1, 101);
+    m.kind = MESSAGE_CLOSE;
+    m.round = 5;
+    m.chain = chain_next(5, 5, m.offer, 1);
+    tell(r, "g0", 1, &m, 101);
+    end_join(r, "g0", 1, 101);
+    make_numbered_offer(r, "g0", 1, 2, 0, 101);
+    const Message *close = last_sent("g0", MESSAGE_CLOSE);
+    assert_int_equal(close->round, 5);
+    assert_int_equal(close->offer[0].number, 2);
+    rounds_free(r);
 }
 
 // Groups connect to the addresses of others, so these must not be files or sockets of theirs.
@@ -482,6 +506,7 @@ int main(void) {
         cmocka_unit_test(test_a_grace_period_has_an_end),
         cmocka_unit_test(test_an_offer_of_a_lost_round_counts_again),
         cmocka_unit_test(test_long_waits_leave_time_to_rejoin),
+        cmocka_unit_test(test_tokens_are_bounded),
         cmocka_unit_test(test_addresses_are_tcp),
         cmocka_unit_test(test_a_frozen_rendezvous_removes_no_groups),
     };

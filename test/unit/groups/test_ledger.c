@@ -186,6 +186,9 @@ static void a_fetched_state_says_what_has_counted(void **state) {
     message_name(latest[0].name, "b");
     offer(&l, 200);
     reset(&l);
+    Offer unknown = latest[1];
+    unknown.number = INT64_MAX;  // would make all later offers void
+    assert_null(ledger_contains(&l, 0, &unknown, 1));
     const Held *own = ledger_contains(&l, 0, latest, 2);
     assert_non_null(own);
     assert_int_equal(own->offer.number, 1);
