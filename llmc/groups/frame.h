@@ -6,7 +6,7 @@
 LLMC_BEGIN
 
 enum {
-    FRAME_VERSION = 1,
+    FRAME_VERSION = 2,
     FRAME_HEADER_BYTES = 120,
     NAME_BYTES = 33,        // 32 characters and a zero
     MAX_GROUPS = 64,        // of a run
