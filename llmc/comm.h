@@ -109,18 +109,19 @@ bool comm_reduce_direct(const Group *group, const CommReduce *a, Stream *stream)
 // Copies `own` (bytes) of every rank r into slot r of `whole` (ranks, bytes), which is in mapped
 // memory. `own` is the rank's slot, or does not overlap `whole`.
 bool comm_gather_direct(const Group *group, const void *own, void *whole, size_t bytes, Stream *stream);
-// A sum over the ranks and the norm that adds it to the residual stream: bitwise identical to
-// comm_reduce_direct into norm->branch, op_layernorm_forward and comm_gather_direct. norm->branch
-// is not used.
+// A sum over the ranks and the norm that adds it to the residual stream. Bitwise identical to
+// comm_reduce_direct into norm->branch, then op_layernorm_forward and comm_gather_direct, but
+// neither reads nor writes norm->branch.
 typedef struct CommNorm {
     const floatX *partial;  // (B, T, C) in mapped memory; must not overlap an output
     const floatX *bias;     // (C), or NULL
-    const LayerNorm *norm;  // rows: this rank's block of equal blocks of rows, or all rows
+    const LayerNorm *norm;  // rows: this rank's share of equal blocks of rows, or all
     floatX *whole;          // (B, T, C) in mapped memory: receives y of all ranks; NULL: not needed
 } CommNorm;
-// One kernel for all of this. Returns false without effect if it cannot compute the norm: with
-// dropout, without gamma, with all rows on more than two ranks, or if a buffer is not in mapped
-// memory or not 16-byte aligned. All ranks must make the same calls, as for comm_reduce_direct.
+// Computes it in one kernel. Returns false without effect if the kernel does not support the norm:
+// with dropout, without gamma or residual, with all rows on more than two ranks, or if a buffer is
+// not 16-byte aligned, not in mapped memory or overlaps `partial`. All ranks must make the same
+// calls, as for comm_reduce_direct.
 bool comm_norm_direct(const Group *group, const CommNorm *a, Stream *stream);
 
 // Returns the bytes this rank has sent in this group, with links but without comm_connect.

@@ -214,7 +214,7 @@ typedef struct Linear {
     float scale;
     void *workspace;         // op_linear_workspace_bytes
     int threads;             // CPU backend, N = 1: host threads to use; 0 or 1: the calling thread only
-    bool beside_collective;  // GPU, dw: leave SMs to a collective that runs at the same time
+    bool beside_collective;  // GPU, GEMM for dw: leave SMs to a concurrent collective
 } Linear;
 void op_linear_forward(Stream *s, const Linear *a);
 void op_linear_backward(Stream *s, const Linear *a);

@@ -435,8 +435,8 @@ bool comm_norm_direct(const Group *group, const CommNorm *a, Stream *stream) {
 // 2. The same hardware queue. device.cu requests 32 queues. A rank creates at most 16 streams,
 //    before NCCL creates its own.
 // 3. Free SMs. Links occupy 6 * LINK_CHANNELS = 12 of 100 or more SMs, and direct collectives up to
-//    PEER_BLOCKS = 24, with a norm up to half. The other kernels need no other rank and complete on
-//    the remaining SMs.
+//    PEER_BLOCKS = 24, or half of the SMs with a norm. The other kernels need no other rank and
+//    complete on the remaining SMs.
 // 4. The host. At the first launch of a kernel, CUDA may wait for all work on the GPU. So before
 //    the first message, stages launch once each kernel of forward and backward (gpt_needs_warm_up)
 //    and of the reductions in every micro-batch (zero_warm_up). Other kernels run first in the

@@ -115,7 +115,7 @@ typedef struct Gemm {
     const floatX *bias;      // (n) for GEMM_BIAS*
     floatX *aux;             // (m, n) for GEMM_BIAS_GELU (written) and GEMM_DGELU (read)
     bool fast;               // FP8 without block scales: sum in the tensor cores' reduced precision
-    bool beside_collective;  // see sms_of
+    bool beside_collective;  // leave SMs to a collective: see sms_of in linear.cu
     void *workspace;         // GEMM_WORKSPACE_BYTES, 256-byte aligned
 } Gemm;
 #define GEMM_WORKSPACE_BYTES ((size_t)32 << 20)

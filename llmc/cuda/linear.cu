@@ -127,9 +127,11 @@ static GemmKey gemm_key(const Gemm *g, int answer) {
     return key;
 }
 
-// Returns the number of SMs for the product, or 0 for all. If a product beside a collective over
-// peer memory has few waves of tiles, it leaves SMs for the collective, which could otherwise start
-// only after the first wave. Products with many waves would lose more than that.
+// Returns the number of SMs for a GEMM, or 0 for all. A GEMM that runs at the same time as a
+// collective leaves SMs to it, because the collective could otherwise start only after the first
+// wave of tiles. A GEMM of many waves would lose more time than the collective gains. Counts
+// cuBLASLt's usual tiles. Does not depend on --tp-comm-backend, so that both backends compute
+// bitwise identical gradients.
 static int sms_of(const Device *device, const Gemm *g) {
     enum { TILE_M = 128, TILE_N = 256, FEW_WAVES = 3 };
     int64_t tiles = (g->m + TILE_M - 1) / TILE_M * ((g->n + TILE_N - 1) / TILE_N);

@@ -41,19 +41,20 @@ static inline int peer_blocks(size_t bytes, int most) {
     return blocks < (size_t)most ? (int)blocks : most;
 }
 
-// Returns the blocks that a GPU may lend to a launch: at most a quarter of its SMs.
+// Returns the maximum blocks of a launch on a GPU: a quarter of its SMs.
 static inline int peer_most_blocks(int multiprocessors) {
     int most = multiprocessors / 4 < PEER_BLOCKS ? multiprocessors / 4 : PEER_BLOCKS;
     return most < 1 ? 1 : most;
 }
 
-// The same for the kernel that also normalizes, of which a block processes `block_rows` rows at a
-// time: at most half of the SMs, because it does not run beside matrix products.
+// Returns the number of thread blocks of the kernel that also normalizes. A block processes
+// `block_rows` rows at a time.
 static inline int peer_norm_blocks(int64_t rows, int block_rows, int most) {
     int64_t blocks = (rows + block_rows - 1) / block_rows;
     if (blocks < 1) return 1;
     return blocks < most ? (int)blocks : most;
 }
+// Returns their maximum on a GPU: half of its SMs, because no GEMM runs at the same time.
 static inline int peer_most_norm_blocks(int multiprocessors) {
     int most = multiprocessors / 2 < PEER_BLOCKS_MOST ? multiprocessors / 2 : PEER_BLOCKS_MOST;
     return most < 1 ? 1 : most;

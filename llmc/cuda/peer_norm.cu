@@ -1,4 +1,4 @@
-// Sum of the ranks' partial results, bias, residual addition and norm in one kernel: see
+// Sums the ranks' partial results, adds bias and residual, and normalizes in one kernel: see
 // comm_norm_direct in llmc/comm.h.
 //
 // Replaces an all-reduce and a norm, or a reduce-scatter, a norm and an all-gather. Sums are
@@ -12,14 +12,15 @@
 // only read, and no output may overlap them. x may be the residual: a thread loads its elements of
 // a row before it stores them, and no other thread accesses these elements.
 //
-// A row group has W warps (row_norm.cuh). All row groups of a block process their rows in step,
-// because normalize_row contains barriers of the block. With two ranks, a thread loads its next row
-// before it processes the current one, to hide the latency of loads from the other GPU. With more
-// ranks a row already has enough loads in flight, and two rows would not fit into registers.
+// W warps process a row (row_norm.cuh), and a block one or more rows at a time. All warps of a
+// block run the same number of iterations, because normalize_row contains barriers of the block.
 //
-// Unlike the sums, which may overlap with GEMMs, nothing else of the model runs at the same time.
-// So the kernel uses more SMs than they do (peer_most_norm_blocks), but leaves enough for NCCL's
-// kernels, as peer_barrier.cuh requires.
+// With two ranks, a thread loads its next row before it processes the current one, to hide the
+// latency of loads from the other GPU. With more ranks a row already has enough loads in flight,
+// and two rows would not fit into registers.
+//
+// No GEMM runs at the same time, unlike with the kernels of peer_reduce.cu. So this kernel may use
+// more SMs (peer_most_norm_blocks), but leaves enough for NCCL, as peer_barrier.cuh requires.
 #include <assert.h>
 
 #include "llmc/cuda/limits.h"
@@ -33,7 +34,7 @@ template <int W> struct NormBlock {
     static constexpr int ROWS = THREADS / LANES;
 };
 
-// This lane's elements of a row before the sum. part: of each rank.
+// This lane's elements of a row: the residual and each rank's partial results.
 template <int V, int RANKS> struct RowInput { Packed128 residual[V], part[V][RANKS]; };
 
 template <int W, int V, int RANKS>

@@ -20,8 +20,8 @@
 // on its own, so that the reduction of one overlaps with the products of the other.
 //
 // Unless --tp-comm-backend is nccl, collectives whose buffers are in `shared` are single kernels
-// (comm_open_direct). In forward, such a kernel may also add bias and residual and normalize
-// (tp_norm). Their results are the same.
+// (comm_open_direct). In forward, such a kernel may also add bias and residual and normalize; it
+// then runs on the compute stream (tp_norm). The results are the same.
 //
 // Included by gpt.h.
 #pragma once
@@ -114,8 +114,8 @@ void tp_gather_wait(const TensorParallel *tp);
 static inline bool tp_reduces_early(const TensorParallel *tp) { return tp->block_bytes > 0; }
 // Runs norm n of forward, with the collectives before and after it: unless tp_reduces_early, sums
 // `branch` (N, C) over the ranks and adds `bias`; normalizes; with sequence parallelism,
-// all-gathers the output into `whole` (N, C). One kernel on the compute stream if comm_norm_direct
-// supports it, which does not write the sum to `branch`.
+// all-gathers the output into `whole` (N, C). This is one kernel on the compute stream if
+// comm_norm_direct supports it; `branch` then keeps the partial sums.
 // branch: n->branch, or NULL if the norm adds none. bias, whole: may be NULL.
 void tp_norm(const TensorParallel *tp, const LayerNorm *n, floatX *branch, const floatX *bias, floatX *whole);
 // In-place all-gather of `bytes` bytes per rank. Each rank has filled its slot of the buffer, at

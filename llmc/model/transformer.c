@@ -318,7 +318,7 @@ static void linear_forward(const GPT *gpt, const Pass *p, int l, LayerLinear whi
 
 // Runs a row-parallel linear (projection, fc2) for a row block. Every rank computes a partial sum
 // over its input columns. The partial sums are all-reduced (or reduce-scattered) and the bias is
-// added once: in column_parallel_input, or from here on if tp_reduces_early.
+// added once, by the tp_norm that follows. If tp_reduces_early, starts the reduction here.
 static void row_parallel_begin(const GPT *gpt, const Pass *p, int l, LayerLinear which, const Linear *a,
                                int block) {
     if (!is_tensor_parallel(gpt)) {
@@ -357,8 +357,8 @@ static const floatX *first_bias(const GPT *gpt, const Pass *p, int l) {
     return l > gpt_first_layer(gpt, p) ? weight(gpt, l - 1, FC2_B) : NULL;
 }
 
-// Runs norm1 and QKV. The reductions of the previous layer read its bias. The weights of the next
-// layer, which take the same memory, are fetched only after the last of them.
+// Runs norm1 and QKV. The reductions of the previous layer's output read its bias. So the prefetch
+// of the next layer's weights, which take the same memory, is queued after the last of them.
 static void qkv_forward(const GPT *gpt, const Pass *p, int l, const LayerOps *o, const RowBlocks *blocks,
                         bool recomputes) {
     for (int i = 0; i < blocks->count; i++) {
