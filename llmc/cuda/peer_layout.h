@@ -10,8 +10,9 @@ enum {
     PEER_LANES = 4,    // streams that may use a group at the same time
     PEER_BLOCKS = 24,  // default thread blocks of a launch, one per SM: see peer_reduce.h
     PEER_BLOCKS_MOST = 64,
-    PEER_THREADS = 512,  // threads of a block
-    PEER_VECTOR = 16,    // bytes of an access
+    PEER_NCCL_BLOCKS = 44,  // most blocks of NCCL: 32 of a collective and 12 of links (comm.cu)
+    PEER_THREADS = 512,     // threads of a block
+    PEER_VECTOR = 16,       // bytes of an access
     // Flags of a lane: (PEER_BLOCKS_MOST, PEER_RANKS) uint32_t. The memory below PEER_FLAGS_START
     // belongs to peer_memory.cu.
     PEER_FLAGS_START = 4096,
@@ -54,9 +55,12 @@ static inline int peer_norm_blocks(int64_t rows, int block_rows, int most) {
     if (blocks < 1) return 1;
     return blocks < most ? (int)blocks : most;
 }
-// Returns their maximum on a GPU: half of its SMs, because no GEMM runs at the same time.
+// Returns their maximum on a GPU: half of its SMs, because no GEMM runs at the same time, but
+// NCCL's kernels must find room.
 static inline int peer_most_norm_blocks(int multiprocessors) {
-    int most = multiprocessors / 2 < PEER_BLOCKS_MOST ? multiprocessors / 2 : PEER_BLOCKS_MOST;
+    int most = multiprocessors / 2, free_of_nccl = multiprocessors - PEER_NCCL_BLOCKS;
+    if (most > free_of_nccl) most = free_of_nccl;
+    if (most > PEER_BLOCKS_MOST) most = PEER_BLOCKS_MOST;
     return most < 1 ? 1 : most;
 }
 

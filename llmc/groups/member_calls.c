@@ -245,7 +245,7 @@ static void take_state(Member *m, int chunk, const Fetch *fetch, uint8_t *state,
     memcpy(state, fetch->payload->data, (size_t)fetch->payload->bytes);
     const Held *held = ledger_contains(&m->ledger, chunk, fetch->latest, fetch->latests);
     release_taken(m);
-    if (held) {
+    if (held && held->payload) {
         m->taken[0] = payload_keep(held->payload);
         *own = (Contribution){m->ledger.name, held->offer.tokens, held->payload->data};
     }

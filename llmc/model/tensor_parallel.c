@@ -158,7 +158,7 @@ const floatX *tp_gather(const TensorParallel *tp, const floatX *own, floatX *who
 void tp_norm(const TensorParallel *tp, const LayerNorm *n, floatX *branch, const floatX *bias,
              floatX *whole) {
     int64_t N = (int64_t)n->B * n->T;
-    bool reduces = branch && tp->group->size > 1 && !tp_reduces_early(tp);
+    bool reduces = branch && tp->group->size > 1 && !tp_reduces_early(tp, N);
     CommNorm fused = {.partial = branch, .bias = bias, .norm = n, .whole = whole};
     if (reduces && !tp->sends_codes && comm_norm_direct(tp->group, &fused, tp->compute)) return;
     if (reduces) tp_reduce(tp, branch, bias, branch, N);

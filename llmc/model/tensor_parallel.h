@@ -111,7 +111,9 @@ void tp_gather_bytes_begin(const TensorParallel *tp, const void *own, void *whol
 void tp_gather_wait(const TensorParallel *tp);
 // Returns true if forward starts the reduction of a branch as soon as its GEMM is queued, to
 // overlap it with other row blocks. Otherwise tp_norm reduces the branch.
-static inline bool tp_reduces_early(const TensorParallel *tp) { return tp->block_bytes > 0; }
+static inline bool tp_reduces_early(const TensorParallel *tp, int64_t N) {
+    return tp_row_blocks(tp, N).count > 1;
+}
 // Runs norm n of forward, with the collectives before and after it: unless tp_reduces_early, sums
 // `branch` (N, C) over the ranks and adds `bias`; normalizes; with sequence parallelism,
 // all-gathers the output into `whole` (N, C). This is one kernel on the compute stream if

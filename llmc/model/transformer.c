@@ -328,7 +328,8 @@ static void row_parallel_begin(const GPT *gpt, const Pass *p, int l, LayerLinear
     Linear part = *a;
     part.bias = NULL;
     linear_forward(gpt, p, l, which, &part);
-    if (tp_reduces_early(&gpt->tp)) tp_reduce_begin(&gpt->tp, part.y, a->bias, part.y, a->N, block);
+    if (tp_reduces_early(&gpt->tp, pass_rows(p)))
+        tp_reduce_begin(&gpt->tp, part.y, a->bias, part.y, a->N, block);
 }
 
 // Runs a norm and makes its output the input of column-parallel linear `which` of layer l. With

@@ -69,9 +69,10 @@ static void norm_blocks(void **state) {
     assert_int_equal(peer_norm_blocks(4, 4, 64), 1);
     assert_int_equal(peer_norm_blocks(5, 4, 64), 2);
     assert_int_equal(peer_norm_blocks((int64_t)1 << 40, 1, 64), 64);
-    // At most half of the SMs, so that NCCL's kernels find room.
+    // At most half of the SMs, and NCCL's kernels find room.
     assert_int_equal(peer_most_norm_blocks(132), PEER_BLOCKS_MOST);
     assert_int_equal(peer_most_norm_blocks(108), 54);
+    assert_int_equal(peer_most_norm_blocks(84), 84 - PEER_NCCL_BLOCKS);
     assert_int_equal(peer_most_norm_blocks(1), 1);
 }
 
