@@ -169,7 +169,7 @@ def train(model, batch, options, synchronize):
         return loss
 
     def step(run):
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=False)  # CUDA graphs need fixed addresses
         for _ in range(options.micro_batches):
             loss = run()
         if partial:
