@@ -123,8 +123,9 @@ PeerNormShape peer_norm_shape(int C, int ranks) {
     assert(C % LIMIT_MULTIPLE == 0 && C <= LIMIT_HIDDEN);
     return with_row_shape(C / PACKED, [&](auto shape) {
         typedef NormBlock<shape.W> Block;
-        return PeerNormShape{ranks == 2 ? peer_norm_kernel<shape.W, shape.V, 2>
-                                        : peer_norm_kernel<shape.W, shape.V, PEER_RANKS>,
+        return PeerNormShape{ranks == 2   ? peer_norm_kernel<shape.W, shape.V, 2>
+                             : ranks <= 4 ? peer_norm_kernel<shape.W, shape.V, 4>
+                                          : peer_norm_kernel<shape.W, shape.V, PEER_RANKS>,
                              Block::THREADS, Block::ROWS};
     });
 }
