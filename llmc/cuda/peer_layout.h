@@ -13,6 +13,7 @@ enum {
     PEER_NCCL_BLOCKS = 44,  // most blocks of NCCL: 32 of a collective and 12 of links (comm.cu)
     PEER_THREADS = 512,     // threads of a block
     PEER_VECTOR = 16,       // bytes of an access
+    PEER_BLOCK_BYTES = PEER_THREADS * PEER_VECTOR,
     // Flags of a lane: (PEER_BLOCKS_MOST, PEER_RANKS) uint32_t. The memory below PEER_FLAGS_START
     // belongs to peer_memory.cu.
     PEER_FLAGS_START = 4096,
@@ -34,12 +35,13 @@ static inline PeerRange peer_range(int64_t total, int ranks, int rank, bool scat
     return (PeerRange){first, length < total - first ? length : total - first};
 }
 
-// Returns the number of thread blocks for ranges of up to `bytes` bytes. It must not depend on
-// alignment or on the rank, because block b of a rank waits for block b of every other rank.
-static inline int peer_blocks(size_t bytes, int most) {
-    size_t block = (size_t)PEER_THREADS * PEER_VECTOR, blocks = (bytes + block - 1) / block;
+// Returns the number of thread blocks for `work` bytes or rows, of which a block processes
+// `of_block` at a time. It must not depend on alignment or on the rank, because block b of a rank
+// waits for block b of every other rank.
+static inline int peer_blocks(int64_t work, int64_t of_block, int most) {
+    int64_t blocks = (work + of_block - 1) / of_block;
     if (blocks < 1) return 1;
-    return blocks < (size_t)most ? (int)blocks : most;
+    return blocks < most ? (int)blocks : most;
 }
 
 // Returns the maximum blocks of a launch on a GPU: a quarter of its SMs.
@@ -48,15 +50,8 @@ static inline int peer_most_blocks(int multiprocessors) {
     return most < 1 ? 1 : most;
 }
 
-// Returns the number of thread blocks of the kernel that also normalizes. A block processes
-// `block_rows` rows at a time.
-static inline int peer_norm_blocks(int64_t rows, int block_rows, int most) {
-    int64_t blocks = (rows + block_rows - 1) / block_rows;
-    if (blocks < 1) return 1;
-    return blocks < most ? (int)blocks : most;
-}
-// Returns their maximum on a GPU: half of its SMs, because no GEMM runs at the same time, but
-// NCCL's kernels must find room.
+// The same for the kernel that also normalizes: half of the SMs, because no GEMM runs at the same
+// time, but NCCL's kernels must find room.
 static inline int peer_most_norm_blocks(int multiprocessors) {
     int most = multiprocessors / 2, free_of_nccl = multiprocessors - PEER_NCCL_BLOCKS;
     if (most > free_of_nccl) most = free_of_nccl;

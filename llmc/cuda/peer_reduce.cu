@@ -288,7 +288,7 @@ bool peer_reduce_sum(PeerReduce *n, const CommReduce *a, Stream *stream) {
     set_addresses(n, a, bytes, element, &sum);
     PeerRange longest = peer_range(a->total, n->size, 0, a->scatter, element);
     sum.barrier = next_barrier(n, lane);
-    int blocks = peer_blocks((size_t)longest.count * element, n->blocks);
+    int blocks = peer_blocks(longest.count * (int64_t)element, PEER_BLOCK_BYTES, n->blocks);
     heartbeat_waiting(device_site(n->device), true);  // with a full queue, launching blocks
     (a->fp32 ? n->sum_fp32 : n->sum)<<<blocks, PEER_THREADS, 0, stream_handle(stream)>>>(sum);
     check_launch(stream, "reduction over peer memory");
@@ -313,8 +313,9 @@ bool peer_reduce_gather(PeerReduce *n, const void *own, void *whole, size_t byte
     }
     gather.vectors = address % PEER_VECTOR == 0;
     gather.barrier = next_barrier(n, lane);
+    int blocks = peer_blocks((int64_t)bytes, PEER_BLOCK_BYTES, n->blocks);
     heartbeat_waiting(device_site(n->device), true);
-    peer_gather_kernel<<<peer_blocks(bytes, n->blocks), PEER_THREADS, 0, stream_handle(stream)>>>(gather);
+    peer_gather_kernel<<<blocks, PEER_THREADS, 0, stream_handle(stream)>>>(gather);
     check_launch(stream, "all-gather over peer memory");
     heartbeat_waiting(device_site(n->device), false);
     return true;
@@ -359,7 +360,7 @@ bool peer_reduce_norm(PeerReduce *n, const CommNorm *a, Stream *stream) {
         norm.to[norm.destinations++] = (floatX *)of_rank(n, (n->rank + i) % n->size, a->whole, bytes) + start;
     PeerNormShape shape = peer_norm_shape(a->norm->C, n->size);
     norm.barrier = next_barrier(n, lane);
-    int blocks = peer_norm_blocks(norm.rows, shape.rows, n->norm_blocks);
+    int blocks = peer_blocks(norm.rows, shape.rows, n->norm_blocks);
     heartbeat_waiting(device_site(n->device), true);
     shape.kernel<<<blocks, shape.threads, 0, stream_handle(stream)>>>(norm);
     check_launch(stream, "reduction and norm over peer memory");

@@ -49,13 +49,13 @@ static void reduce_scatter_ranges(void **state) {
 }
 
 static void blocks(void **state) {
-    const size_t one = (size_t)PEER_THREADS * PEER_VECTOR;
-    assert_int_equal(peer_blocks(0, 24), 1);
-    assert_int_equal(peer_blocks(1, 24), 1);
-    assert_int_equal(peer_blocks(one, 24), 1);
-    assert_int_equal(peer_blocks(one + 1, 24), 2);
-    assert_int_equal(peer_blocks(24 * one, 24), 24);
-    assert_int_equal(peer_blocks((size_t)1 << 40, 24), 24);
+    const int64_t one = PEER_THREADS * PEER_VECTOR;
+    assert_int_equal(peer_blocks(0, one, 24), 1);
+    assert_int_equal(peer_blocks(1, one, 24), 1);
+    assert_int_equal(peer_blocks(one, one, 24), 1);
+    assert_int_equal(peer_blocks(one + 1, one, 24), 2);
+    assert_int_equal(peer_blocks(24 * one, one, 24), 24);
+    assert_int_equal(peer_blocks((int64_t)1 << 40, one, 24), 24);
     // At most a quarter of the SMs, so that matrix products can run at the same time.
     assert_int_equal(peer_most_blocks(132), PEER_BLOCKS);
     assert_int_equal(peer_most_blocks(108), PEER_BLOCKS);
@@ -65,10 +65,10 @@ static void blocks(void **state) {
 }
 
 static void norm_blocks(void **state) {
-    assert_int_equal(peer_norm_blocks(0, 4, 64), 1);
-    assert_int_equal(peer_norm_blocks(4, 4, 64), 1);
-    assert_int_equal(peer_norm_blocks(5, 4, 64), 2);
-    assert_int_equal(peer_norm_blocks((int64_t)1 << 40, 1, 64), 64);
+    assert_int_equal(peer_blocks(0, 4, 64), 1);
+    assert_int_equal(peer_blocks(4, 4, 64), 1);
+    assert_int_equal(peer_blocks(5, 4, 64), 2);
+    assert_int_equal(peer_blocks((int64_t)1 << 40, 1, 64), 64);
     // At most half of the SMs, and NCCL's kernels find room.
     assert_int_equal(peer_most_norm_blocks(132), PEER_BLOCKS_MOST);
     assert_int_equal(peer_most_norm_blocks(108), 54);
