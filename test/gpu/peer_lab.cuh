@@ -98,6 +98,19 @@ static bool idle_within(Stream *stream, double seconds) {
     return false;
 }
 
+// The stream's kernels wait for a rank that never arrives. Checks that they end once the abort word
+// is set.
+static void check_abort(const Lab *lab, Stream *stream) {
+    volatile int *abort = peer_reduce_abort_word(lab->peers);
+    check(lab->checks, !idle_within(stream, 0.5), "a kernel did not wait for the missing rank");
+    *abort = 1;
+    if (!check(lab->checks, idle_within(stream, 5), "a kernel ignores the abort word")) {
+        fprintf(stderr, "FAILED: the kernel hangs\n");
+        _exit(1);
+    }
+    *abort = 0;
+}
+
 // --- start and end -------------------------------------------------------------------------------
 
 static bool open_peers(Lab *lab) {
