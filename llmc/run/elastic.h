@@ -111,7 +111,7 @@ void elastic_send_offers(Run *run);
 void elastic_report_hashes(Run *run);
 // Fetches a chunk's state from another group, and serves others meanwhile. Returns its round, -1 if
 // stopped, MEMBER_KEEP, or MEMBER_BUSY after `patience` (rank 0's) seconds: call again later. own:
-// as in member_fetch; the payload is on rank 0 only. Collective.
+// as in member_fetch, with tokens -1 if there is none; the payload is on rank 0 only. Collective.
 int64_t elastic_fetch(Run *run, int chunk, double patience, Contribution *own);
 
 LLMC_END
