@@ -56,7 +56,7 @@ static void send_to(const Route *route) {
     if (error && error != EHOSTUNREACH) server.error = error;
 }
 
-static void refuse(MessageKind kind, const char *text) {
+static void say(MessageKind kind, const char *text) {
     message_clear(&message, kind);
     message_text(&message, text);
     send_to(&server.control);
@@ -72,9 +72,10 @@ static void offer(const char *name) {
 
 static void refuse_twice(void) {
     for (int i = 0; i < 2; i++) {
-        refuse(MESSAGE_REFUSE, "another run");
-        refuse(MESSAGE_WAIT, "the name is in use");
+        say(MESSAGE_REFUSE, "another run");
+        say(MESSAGE_WAIT, "the name is in use");
     }
+    say(MESSAGE_NEWS, "the last line");
 }
 
 // address: where b listens, or "".
@@ -224,19 +225,20 @@ static void run_member(Script script, void (*check)(void)) {
     close_server();
 }
 
+// A repeated refusal is reported once. On a busy machine there may be other lines, too.
 static void check_refusals(void) {
     int refused = 0, waits = 0;
-    for (double end = monotonic_seconds() + 20; monotonic_seconds() < end && refused + waits < 2;) {
-        MemberStats stats;
-        const char *line = member_news(member, &stats);
-        if (line && strcmp(line, "the rendezvous refused this group: another run") == 0) refused++;
-        if (line && strcmp(line, "the rendezvous refused this group for now: the name is in use") == 0)
-            waits++;
+    bool last = false;
+    for (double end = monotonic_seconds() + 20; monotonic_seconds() < end && !last;) {
+        const char *line = member_news(member, NULL);
+        if (!line) continue;
+        refused += strcmp(line, "the rendezvous refused this group: another run") == 0;
+        waits += strcmp(line, "the rendezvous refused this group for now: the name is in use") == 0;
+        last = strcmp(line, "the last line") == 0;
     }
-    MemberStats stats;
+    assert_true(last);
     assert_int_equal(refused, 1);
     assert_int_equal(waits, 1);
-    assert_null(member_news(member, &stats));
 }
 
 static void refusals_of_a_member_are_news(void **state) { run_member(refuse_twice, check_refusals); }
