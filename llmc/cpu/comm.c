@@ -143,7 +143,8 @@ static void wait_for(const Comm *comm, Requests *all, int count, const char *wha
            began = monotonic_seconds();
     Deadline deadline = deadline_in(comm->limit + patience);
     heartbeat_waiting(comm->site, true);
-    for (int done = 0, polls = 1; !done; polls++) {
+    int done = 0;
+    for (unsigned polls = 1; !done; polls++) {
         int rc = MPI_Testall(count, all->request, &done, MPI_STATUSES_IGNORE);
         if (!survives(comm, rc, what, where)) break;
         if (done || polls % 64 != 0) continue;

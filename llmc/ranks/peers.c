@@ -55,7 +55,7 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
     double began = monotonic_seconds();
     bool patient = false;
     heartbeat_waiting(peers.site, true);
-    for (int polls = 1; !done; polls++) {
+    for (unsigned polls = 1; !done; polls++) {
         check(peers, MPI_Test(request, &done, MPI_STATUS_IGNORE), what);
         if (done || polls % 64 != 1) continue;
         if (node_failure_suspected(peers.site, monotonic_seconds() - began) ||

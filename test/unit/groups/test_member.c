@@ -231,7 +231,10 @@ static void check_refusals(void) {
     bool last = false;
     for (double end = monotonic_seconds() + 20; monotonic_seconds() < end && !last;) {
         const char *line = member_news(member, NULL);
-        if (!line) continue;
+        if (!line) {
+            usleep(1000);
+            continue;
+        }
         refused += strcmp(line, "the rendezvous refused this group: another run") == 0;
         waits += strcmp(line, "the rendezvous refused this group for now: the name is in use") == 0;
         last = strcmp(line, "the last line") == 0;
