@@ -147,7 +147,7 @@ static void wait_for(const Comm *comm, Requests *all, int count, const char *wha
     for (unsigned polls = 1; !done; polls++) {
         int rc = MPI_Testall(count, all->request, &done, MPI_STATUSES_IGNORE);
         if (!survives(comm, rc, what, where)) break;
-        if (done || polls % 64 != 0) continue;
+        if (done || polls % POLLS_PER_CHECK != 0) continue;
         double waited = monotonic_seconds() - began;
         bool late = comm->limit > 0 && deadline_passed(&deadline);
         bool told = node_failure_suspected(comm->site, waited) || node_failure_peer_recovering(comm->site);

@@ -5,6 +5,10 @@
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
+// Polls of a wait between two looks at the clock. On a busy machine every poll yields the core, and
+// 1024 of them took longer than a second.
+enum { POLLS_PER_CHECK = 64 };
+
 // Marks the beginning (waits) or end of a wait for other ranks or the device, at the site's
 // iteration and phase. Both count as progress.
 void heartbeat_waiting(const Site *site, bool waits);

@@ -57,7 +57,7 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
     heartbeat_waiting(peers.site, true);
     for (unsigned polls = 1; !done; polls++) {
         check(peers, MPI_Test(request, &done, MPI_STATUS_IGNORE), what);
-        if (done || polls % 64 != 1) continue;
+        if (done || polls % POLLS_PER_CHECK != 1) continue;
         if (node_failure_suspected(peers.site, monotonic_seconds() - began) ||
             node_failure_peer_recovering(peers.site))
             node_failure_recover(peers.site, "a rank does not respond");
