@@ -89,6 +89,13 @@ bool comm_open_direct(const Group *group, void *flags, const CommPiece *piece, i
 // Unmaps the memory, which may then be freed. Collective over the group; no collective may be
 // pending. No-op unless the memory is mapped.
 void comm_close_direct(const Group *group);
+// How many SMs of a GPU a direct collective may occupy.
+typedef enum CommSms {
+    COMM_SMS_SOME,  // beside a GEMM that leaves them to it (Linear.beside_collective)
+    COMM_SMS_FEW,   // beside a GEMM that wants the whole GPU
+    COMM_SMS_HALF,  // nothing else runs on the GPU
+    COMM_SMS_KINDS
+} CommSms;
 // A sum over the ranks, in fp32 and in rank order, rounded once: bitwise identical to op_sum_parts
 // (op_add_parts if fp32) of gathered parts.
 typedef struct CommReduce {
@@ -101,14 +108,20 @@ typedef struct CommReduce {
     int64_t total;  // number of elements; for a reduce-scatter a multiple of the ranks
     bool fp32;      // elements are float; false: floatX
     bool scatter;   // reduce-scatter; false: all-reduce
+    CommSms sms;
 } CommReduce;
 // Return false without effect if a buffer is not in mapped memory; use other collectives then. All
 // ranks must make the same calls in the same order, with equal sizes and offsets in the mapped
 // ranges, and equal alignments modulo 16. Up to four streams per group.
 bool comm_reduce_direct(const Group *group, const CommReduce *a, Stream *stream);
-// Copies `own` (bytes) of every rank r into slot r of `whole` (ranks, bytes), which is in mapped
-// memory. `own` is the rank's slot, or does not overlap `whole`.
-bool comm_gather_direct(const Group *group, const void *own, void *whole, size_t bytes, Stream *stream);
+// An all-gather: copies `own` of every rank r into slot r of `whole` on all ranks.
+typedef struct CommGather {
+    const void *own;  // (bytes) this rank's slot of `whole`, or memory that does not overlap it
+    void *whole;      // (ranks, bytes) in mapped memory
+    size_t bytes;
+    CommSms sms;
+} CommGather;
+bool comm_gather_direct(const Group *group, const CommGather *a, Stream *stream);
 // A sum over the ranks and the norm that adds it to the residual stream. Bitwise identical to
 // comm_reduce_direct into norm->branch, then op_layernorm_forward and comm_gather_direct, but
 // neither reads nor writes norm->branch.

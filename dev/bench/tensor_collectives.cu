@@ -112,8 +112,8 @@ static void run_peer(const Bench *b, Kind kind, size_t bytes) {
     a.out = b->output;
     a.total = (int64_t)(bytes / sizeof(floatX));
     a.scatter = kind == REDUCE_SCATTER;
-    bool ran = kind == ALL_GATHER ? peer_reduce_gather(b->peers, b->input, b->output,
-                                                       bytes / (size_t)b->launch.size, b->stream)
+    CommGather gather = {b->input, b->output, bytes / (size_t)b->launch.size, COMM_SMS_SOME};
+    bool ran = kind == ALL_GATHER ? peer_reduce_gather(b->peers, &gather, b->stream)
                                   : peer_reduce_sum(b->peers, &a, b->stream);
     if (!ran) fatal(&b->site, EXIT_ENVIRONMENT, "the buffers are not in peer memory");
 }
@@ -151,7 +151,8 @@ static void run_norm(const Bench *b, Kind kind, size_t bytes, bool fused) {
     if (!ran) fatal(&b->site, EXIT_ENVIRONMENT, "the norm cannot be computed over peer memory");
     if (fused) return;
     op_layernorm_forward(b->stream, &n);
-    if (split) peer_reduce_gather(b->peers, n.y, b->output, own, b->stream);
+    CommGather gather = {n.y, b->output, own, COMM_SMS_SOME};
+    if (split) peer_reduce_gather(b->peers, &gather, b->stream);
 }
 
 static void run_nccl(const Bench *b, Kind kind, size_t bytes) {

@@ -66,9 +66,7 @@ bool comm_open_direct(const Group *group, void *flags, const CommPiece *piece, i
 }
 void comm_close_direct(const Group *group) {}
 bool comm_reduce_direct(const Group *group, const CommReduce *a, Stream *stream) { return false; }
-bool comm_gather_direct(const Group *group, const void *own, void *whole, size_t bytes, Stream *stream) {
-    return false;
-}
+bool comm_gather_direct(const Group *group, const CommGather *a, Stream *stream) { return false; }
 bool comm_norm_direct(const Group *group, const CommNorm *a, Stream *stream) { return false; }
 void comm_connect(const Mesh *mesh, void *memory) {}
 void comm_may_lose(const Group *group, int *lost) {

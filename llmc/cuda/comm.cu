@@ -406,11 +406,11 @@ bool comm_reduce_direct(const Group *group, const CommReduce *a, Stream *stream)
     return true;
 }
 
-bool comm_gather_direct(const Group *group, const void *own, void *whole, size_t bytes, Stream *stream) {
+bool comm_gather_direct(const Group *group, const CommGather *a, Stream *stream) {
     if (!group->comm || !group->comm->direct) return false;
-    if (bytes == 0) return true;
-    if (!peer_reduce_gather(group->comm->direct, own, whole, bytes, stream)) return false;
-    begin_collective(group, bytes, "all-gather");
+    if (a->bytes == 0) return true;
+    if (!peer_reduce_gather(group->comm->direct, a, stream)) return false;
+    begin_collective(group, a->bytes, "all-gather");
     return true;
 }
 
@@ -435,8 +435,7 @@ bool comm_norm_direct(const Group *group, const CommNorm *a, Stream *stream) {
 // 2. The same hardware queue. device.cu requests 32 queues. A rank creates at most 16 streams,
 //    before NCCL creates its own.
 // 3. Free SMs. Links occupy 6 * LINK_CHANNELS = 12 of 100 or more SMs, and direct collectives up to
-//    PEER_BLOCKS = 24, or half of the SMs with a norm. The other kernels need no other rank and
-//    complete on the remaining SMs.
+//    half of the SMs. The other kernels need no other rank and complete on the remaining SMs.
 // 4. The host. At the first launch of a kernel, CUDA may wait for all work on the GPU. So before
 //    the first message, stages launch once each kernel of forward and backward (gpt_needs_warm_up)
 //    and of the reductions in every micro-batch (zero_warm_up). Other kernels run first in the

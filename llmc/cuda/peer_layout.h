@@ -3,12 +3,14 @@
 #pragma once
 #include <stddef.h>
 
-#include "llmc/base/base.h"
+#include "llmc/comm.h"
 
 enum {
-    PEER_RANKS = 8,    // maximum ranks of a group
-    PEER_LANES = 4,    // streams that may use a group at the same time
-    PEER_BLOCKS = 24,  // default thread blocks of a launch, one per SM: see peer_reduce.h
+    PEER_RANKS = 8,  // maximum ranks of a group
+    PEER_LANES = 4,  // streams that may use a group at the same time
+    // Thread blocks of a launch, one per SM: CommSms
+    PEER_BLOCKS = 24,
+    PEER_BLOCKS_FEW = 4,
     PEER_BLOCKS_MOST = 64,
     PEER_NCCL_BLOCKS = 44,  // most blocks of NCCL: 32 of a collective and 12 of links (comm.cu)
     PEER_THREADS = 512,     // threads of a block
@@ -44,18 +46,14 @@ static inline int peer_blocks(int64_t work, int64_t of_block, int most) {
     return blocks < most ? (int)blocks : most;
 }
 
-// Returns the maximum blocks of a launch on a GPU: a quarter of its SMs.
-static inline int peer_most_blocks(int multiprocessors) {
-    int most = multiprocessors / 4 < PEER_BLOCKS ? multiprocessors / 4 : PEER_BLOCKS;
-    return most < 1 ? 1 : most;
-}
-
-// The same for the kernel that also normalizes: half of the SMs, because no GEMM runs at the same
-// time, but NCCL's kernels must find room.
-static inline int peer_most_norm_blocks(int multiprocessors) {
-    int most = multiprocessors / 2, free_of_nccl = multiprocessors - PEER_NCCL_BLOCKS;
-    if (most > free_of_nccl) most = free_of_nccl;
-    if (most > PEER_BLOCKS_MOST) most = PEER_BLOCKS_MOST;
+// Returns the maximum blocks of a launch on a GPU: a quarter of its SMs at most, or half of them
+// with COMM_SMS_HALF if NCCL's kernels still find room.
+static inline int peer_most_blocks(CommSms sms, int multiprocessors) {
+    const int limits[COMM_SMS_KINDS] = {PEER_BLOCKS, PEER_BLOCKS_FEW, PEER_BLOCKS_MOST};
+    int most = multiprocessors / (sms == COMM_SMS_HALF ? 2 : 4);
+    int free_of_nccl = multiprocessors - PEER_NCCL_BLOCKS;
+    if (sms == COMM_SMS_HALF && most > free_of_nccl) most = free_of_nccl;
+    if (most > limits[sms]) most = limits[sms];
     return most < 1 ? 1 : most;
 }
 

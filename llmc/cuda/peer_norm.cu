@@ -20,7 +20,7 @@
 // and two rows would not fit into registers.
 //
 // No GEMM runs at the same time, unlike with the kernels of peer_reduce.cu. So this kernel may use
-// more SMs (peer_most_norm_blocks), but leaves enough for NCCL, as peer_barrier.cuh requires.
+// half of the SMs (COMM_SMS_HALF).
 #include <assert.h>
 
 #include "llmc/cuda/limits.h"

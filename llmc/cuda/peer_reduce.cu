@@ -212,7 +212,7 @@ struct PeerReduce {
     int *abort;                    // page-locked
     const void *user[PEER_LANES];  // stream of each lane, NULL: free
     uint32_t number[PEER_LANES];   // number of the lane's last barrier
-    int blocks, norm_blocks;       // maxima of a launch
+    int blocks[COMM_SMS_KINDS];    // maximum of a launch
     SumKernel sum, sum_fp32;
 };
 
@@ -288,7 +288,7 @@ bool peer_reduce_sum(PeerReduce *n, const CommReduce *a, Stream *stream) {
     set_addresses(n, a, bytes, element, &sum);
     PeerRange longest = peer_range(a->total, n->size, 0, a->scatter, element);
     sum.barrier = next_barrier(n, lane);
-    int blocks = peer_blocks(longest.count * (int64_t)element, PEER_BLOCK_BYTES, n->blocks);
+    int blocks = peer_blocks(longest.count * (int64_t)element, PEER_BLOCK_BYTES, n->blocks[a->sms]);
     heartbeat_waiting(device_site(n->device), true);  // with a full queue, launching blocks
     (a->fp32 ? n->sum_fp32 : n->sum)<<<blocks, PEER_THREADS, 0, stream_handle(stream)>>>(sum);
     check_launch(stream, "reduction over peer memory");
@@ -296,24 +296,24 @@ bool peer_reduce_sum(PeerReduce *n, const CommReduce *a, Stream *stream) {
     return true;
 }
 
-bool peer_reduce_gather(PeerReduce *n, const void *own, void *whole, size_t bytes, Stream *stream) {
-    size_t all = (size_t)n->size * bytes, slot = (size_t)n->rank * bytes;
-    if (!peer_memory_hold(n->memory, whole, all)) return false;
+bool peer_reduce_gather(PeerReduce *n, const CommGather *a, Stream *stream) {
+    size_t all = (size_t)n->size * a->bytes, slot = (size_t)n->rank * a->bytes;
+    if (!peer_memory_hold(n->memory, a->whole, all)) return false;
     int lane = peer_lane(n->user, stream);
     if (lane < 0) return false;
     PeerGather gather = {};
-    gather.own = (const uint8_t *)own;
-    gather.bytes = (int64_t)bytes;
-    uintptr_t address = (uintptr_t)own;
+    gather.own = (const uint8_t *)a->own;
+    gather.bytes = (int64_t)a->bytes;
+    uintptr_t address = (uintptr_t)a->own;
     for (int i = 0; i < n->size; i++) {
-        uint8_t *to = (uint8_t *)of_rank(n, (n->rank + i) % n->size, whole, all) + slot;
-        if (to == own) continue;
+        uint8_t *to = (uint8_t *)of_rank(n, (n->rank + i) % n->size, a->whole, all) + slot;
+        if (to == a->own) continue;
         gather.to[gather.destinations++] = to;
         address |= (uintptr_t)to;
     }
     gather.vectors = address % PEER_VECTOR == 0;
     gather.barrier = next_barrier(n, lane);
-    int blocks = peer_blocks((int64_t)bytes, PEER_BLOCK_BYTES, n->blocks);
+    int blocks = peer_blocks(gather.bytes, PEER_BLOCK_BYTES, n->blocks[a->sms]);
     heartbeat_waiting(device_site(n->device), true);
     peer_gather_kernel<<<blocks, PEER_THREADS, 0, stream_handle(stream)>>>(gather);
     check_launch(stream, "all-gather over peer memory");
@@ -360,7 +360,7 @@ bool peer_reduce_norm(PeerReduce *n, const CommNorm *a, Stream *stream) {
         norm.to[norm.destinations++] = (floatX *)of_rank(n, (n->rank + i) % n->size, a->whole, bytes) + start;
     PeerNormShape shape = peer_norm_shape(a->norm->C, n->size);
     norm.barrier = next_barrier(n, lane);
-    int blocks = peer_blocks(norm.rows, shape.rows, n->norm_blocks);
+    int blocks = peer_blocks(norm.rows, shape.rows, n->blocks[COMM_SMS_HALF]);
     heartbeat_waiting(device_site(n->device), true);
     shape.kernel<<<blocks, shape.threads, 0, stream_handle(stream)>>>(norm);
     check_launch(stream, "reduction and norm over peer memory");
@@ -368,7 +368,9 @@ bool peer_reduce_norm(PeerReduce *n, const CommNorm *a, Stream *stream) {
     return true;
 }
 
-void peer_reduce_use_blocks(PeerReduce *n, int blocks) { n->blocks = n->norm_blocks = blocks; }
+void peer_reduce_use_blocks(PeerReduce *n, int blocks) {
+    for (int &most : n->blocks) most = blocks;
+}
 int *peer_reduce_abort_word(PeerReduce *n) { return n->abort; }
 
 // --- start and end -------------------------------------------------------------------------------
@@ -450,10 +452,9 @@ static bool open_peers(PeerReduce *n, void *flags, const CommPiece *piece, int p
     else ok = load_kernels(n, err);
     if (ok) ok = (n->abort = (int *)host_alloc(n->device, sizeof(int), "the abort word", err)) != NULL;
     if (!peers_agree(n->ranks, ok, err, NULL)) return false;
-    n->blocks = peer_most_blocks(n->device->multiprocessors);
-    n->norm_blocks = peer_most_norm_blocks(n->device->multiprocessors);
-    peers_all_reduce(n->ranks, &n->blocks, 1, MPI_INT, MPI_MIN);
-    peers_all_reduce(n->ranks, &n->norm_blocks, 1, MPI_INT, MPI_MIN);
+    for (int i = 0; i < COMM_SMS_KINDS; i++)
+        n->blocks[i] = peer_most_blocks((CommSms)i, n->device->multiprocessors);
+    peers_all_reduce(n->ranks, n->blocks, COMM_SMS_KINDS, MPI_INT, MPI_MIN);
     if (!peer_memory_share(n->memory, flags, piece, pieces, err)) return false;
     for (int i = 0; i < pieces; i++) {
         if (piece[i].bytes) return try_sum(n, piece[i].memory, piece[i].bytes, err);

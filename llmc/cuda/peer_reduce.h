@@ -3,9 +3,9 @@
 // same result, which costs more than the transfer for messages of a few megabytes.
 //
 // Each kernel spins until the matching kernels of the other ranks have started. Until then, and
-// while it sums, it occupies up to PEER_BLOCKS SMs (peer_layout.h), at most a quarter of the GPU.
-// The other SMs stay free for matrix products. The kernel with a norm (peer_norm.cu) may occupy
-// half of the GPU. comm.cu calls these functions for comm_open_direct.
+// while it sums, it occupies as many SMs as CommSms allows (peer_most_blocks in peer_layout.h), at
+// most half of the GPU. The other SMs stay free for matrix products. comm.cu calls these functions
+// for comm_open_direct.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/cuda/internal.h"
@@ -31,7 +31,7 @@ void peer_reduce_use_blocks(PeerReduce *peers, int blocks);
 // make the same calls in the same order, with the same sizes, offsets in shared memory, and
 // addresses modulo 16 bytes.
 bool peer_reduce_sum(PeerReduce *peers, const CommReduce *a, Stream *stream);
-bool peer_reduce_gather(PeerReduce *peers, const void *own, void *whole, size_t bytes, Stream *stream);
+bool peer_reduce_gather(PeerReduce *peers, const CommGather *a, Stream *stream);
 bool peer_reduce_norm(PeerReduce *peers, const CommNorm *a, Stream *stream);
 
 // Returns the word in page-locked memory that the kernels poll while they wait. If it becomes

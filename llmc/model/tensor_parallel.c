@@ -102,17 +102,23 @@ static void reduce_in_steps(const TensorParallel *tp, const CommReduce *a, Strea
     if (!a->scatter) comm_all_gather(tp->group, out, bytes, s);
 }
 
+static CommReduce reduce_of(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
+                            int64_t N, CommSms sms) {
+    assert(N % tp->group->size == 0);
+    return (CommReduce){.partial = partial,
+                        .out = out,
+                        .scratch = tp->parts,
+                        .bias = bias,
+                        .C = tp->C,
+                        .total = N * tp->C,
+                        .scatter = tp->sequence,
+                        .sms = sms};
+}
+
 void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
                      int64_t N, int block) {
-    assert(N % tp->group->size == 0);
+    CommReduce reduce = reduce_of(tp, partial, bias, out, N, COMM_SMS_SOME);
     Stream *s = begin(tp);
-    CommReduce reduce = {.partial = partial,
-                         .out = out,
-                         .scratch = tp->parts,
-                         .bias = bias,
-                         .C = tp->C,
-                         .total = N * tp->C,
-                         .scatter = tp->sequence};
     if (tp->sends_codes) tp_reduce_codes(tp, partial, bias, out, N, s);
     else if (!comm_reduce_direct(tp->group, &reduce, s)) reduce_in_steps(tp, &reduce, s);
     done(tp, tp->reduced[block]);
@@ -121,17 +127,24 @@ void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floa
 void tp_reduce_wait(const TensorParallel *tp, int block) { wait_for(tp, tp->reduced[block]); }
 
 void tp_reduce(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out, int64_t N) {
+    CommReduce reduce = reduce_of(tp, partial, bias, out, N, COMM_SMS_HALF);
+    if (!tp->sends_codes && comm_reduce_direct(tp->group, &reduce, tp->compute)) return;
     tp_reduce_begin(tp, partial, bias, out, N, 0);
     tp_reduce_wait(tp, 0);
 }
 
 void tp_gather_bytes_begin(const TensorParallel *tp, const void *own, void *whole, size_t bytes) {
+    CommGather gather = {own, whole, bytes, COMM_SMS_FEW};
     Stream *s = begin(tp);
-    if (!comm_gather_direct(tp->group, own, whole, bytes, s)) {
+    if (!comm_gather_direct(tp->group, &gather, s)) {
         copy_on_device(s, (uint8_t *)whole + (size_t)tp->group->rank * bytes, own, bytes);
         comm_all_gather(tp->group, whole, bytes, s);
     }
     done(tp, tp->gathered);
+}
+
+static size_t bytes_of_rows(const TensorParallel *tp, int64_t N) {
+    return (size_t)(tp_rows(tp, N).count * tp->C) * sizeof(floatX);
 }
 
 const floatX *tp_gather_begin(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N) {
@@ -141,7 +154,7 @@ const floatX *tp_gather_begin(const TensorParallel *tp, const floatX *own, float
         done(tp, tp->gathered);
         return whole;
     }
-    tp_gather_bytes_begin(tp, own, whole, (size_t)(tp_rows(tp, N).count * tp->C) * sizeof(floatX));
+    tp_gather_bytes_begin(tp, own, whole, bytes_of_rows(tp, N));
     return whole;
 }
 
@@ -150,6 +163,9 @@ void tp_gather_wait(const TensorParallel *tp) {
 }
 
 const floatX *tp_gather(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N) {
+    CommGather gather = {own, whole, bytes_of_rows(tp, N), COMM_SMS_HALF};
+    bool alone = tp->sequence && !tp->sends_codes;
+    if (alone && comm_gather_direct(tp->group, &gather, tp->compute)) return whole;
     const floatX *all = tp_gather_begin(tp, own, whole, N);
     tp_gather_wait(tp);
     return all;

@@ -12,16 +12,18 @@
 // rank order and rounded once, so they are bitwise identical on every rank, backend and run.
 //
 // Collectives run on their own stream, `side`, after the work queued on the compute stream so far.
-// The compute stream waits for `side` before it uses the results or reuses the buffers. All ranks
-// queue the same collectives in the same order, and collectives of a group never run concurrently.
+// The compute stream waits for `side` before it uses the results or reuses the buffers. Single
+// kernels over peer memory (below) that overlap with nothing run on the compute stream, on more
+// SMs. All ranks queue the same collectives in the same order, and collectives of a group never run
+// concurrently.
 //
 // Row blocks: with --tp-comm-overlap, forward splits a large micro-batch into two blocks of rows.
 // From the attention output to the next layer's queries, keys and values, each block is processed
 // on its own, so that the reduction of one overlaps with the products of the other.
 //
 // Unless --tp-comm-backend is nccl, collectives whose buffers are in `shared` are single kernels
-// (comm_open_direct). In forward, such a kernel may also add bias and residual and normalize; it
-// then runs on the compute stream (tp_norm). The results are the same.
+// (comm_open_direct). In forward, such a kernel may also add bias and residual and normalize
+// (tp_norm). The results are the same.
 //
 // Included by gpt.h.
 #pragma once
