@@ -24,7 +24,7 @@ static const double HOST_MEMORY = 8.2e7;
 enum { DISK_ADAMW_BYTES = 24, DISK_MUON_BYTES = 16, DISK_MUON_BF16_BYTES = 12 };
 // Latency in ms of a tensor-parallel reduction or gather, with one kernel over peer memory and with
 // NCCL (dev/bench/NOTES.md).
-static const double PEER_MESSAGE = 0.025, NCCL_MESSAGE = 0.042;
+static const double PEER_MESSAGE = 0.016, NCCL_MESSAGE = 0.042;
 // Cost of forward and backward in addition to GEMMs at full rate: memory traffic in bytes per
 // element of a layer's input and per logit, and ms per layer lost in small GEMMs. Fitted to models
 // of 125M to 1.3B parameters on H200s (dev/bench/README.md).
