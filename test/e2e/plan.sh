@@ -422,7 +422,7 @@ measured_is_true() {
     local results=dev/bench/results
     BUILD=$BUILD dev/bench/presets_table check \
         $results/{comm_2gpu,comm_2gpu_h100,comm_4gpu,codecs_2gpu_h100}.json \
-        $results/{local_steps_2gpu,strategies_2gpu,layouts_2gpu}.json >"$work/check" 2>"$work/err" ||
+        $results/{local_steps_2gpu,strategies_2gpu,layouts_2gpu_norm}.json >"$work/check" 2>"$work/err" ||
         { say "presets_table failed"; return 1; }
     ! grep '^|' "$work/check" | grep -vxFf dev/bench/README.md >"$work/diff" ||
         { why="not in dev/bench/README.md: $(head -n 1 "$work/diff")"; return 1; }
