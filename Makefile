@@ -248,7 +248,7 @@ $(BUILD)/test/unit/sdp4bit/test_update_host: LDFLAGS += -Wl,--wrap=heartbeat_pro
 $(BUILD)/test/unit/state/test_overlap: LDFLAGS += -Wl,--wrap=disk_update,--wrap=disk_read,--wrap=disk_write \
     -Wl,--wrap=disk_open_chunk,--wrap=disk_update_chunk
 # Its ops and collectives take precedence over the backend's.
-$(BUILD)/test/unit/model/test_row_blocks: LDFLAGS += -Wl,--allow-multiple-definition
+$(BUILD)/test/unit/model/test_tensor_overlap: LDFLAGS += -Wl,--allow-multiple-definition
 $(BUILD)/test/unit/model/test_gpt: LDFLAGS += -Wl,--wrap=zero_reduce_unit
 $(BUILD)/test/mpi/test_heartbeat: LDFLAGS += -Wl,--wrap=mmap,--wrap=pthread_create
 $(BUILD)/test/fuzz/fuzz_shard: LDFLAGS += -Wl,--wrap=mmap,--wrap=munmap

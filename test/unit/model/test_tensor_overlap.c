@@ -1,10 +1,11 @@
-// Stream ordering of forward with tensor parallelism, in row blocks or whole. The device, the
-// collectives and the ops of forward only record the memory that they read and write on each stream
-// (recording.h), as in test_overlap.c. gpt_forward runs on one of four ranks: two tensor-parallel
-// ranks in each of two data-parallel ones. The tests check that:
+// Stream ordering of steps with tensor and sequence parallelism. The device, the collectives and
+// the ops only record the memory that they read and write on each stream (recording.h), as in
+// test_overlap.c. Steps run on one of four ranks: two tensor-parallel ranks in each of two
+// data-parallel ones. The tests check that:
 //   - events order any two uses of the same memory of which at least one is a write
 //   - omitting any wait of tensor parallelism is detected as a race
 //   - the reduction of one row block is not ordered with the GEMMs of the other
+//   - in backward, collectives are not ordered with the GEMMs that should hide them
 #include <mpi.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,16 +18,17 @@
 #include "test/leaks.h"
 #include "test/unit/state/recording.h"
 
-enum { LAYERS = 6, PASSES = 3 };
+enum { LAYERS = 6, STEPS = 3 };
 
 // --- ops -----------------------------------------------------------------------------------------
 
-// A way to run forward.
+// A way to run a step.
 typedef struct Case {
     const char *strategy;  // --data-parallel-sharding-strategy
     bool blocks;           // --tp-comm-overlap
-    bool direct;           // reductions are single kernels
-    bool fused;            // together with a norm
+    bool direct;           // reductions and gathers are single kernels
+    bool fused;            // reductions in forward are part of the norm's kernel
+    bool sequence;         // --sequence-parallel
 } Case;
 static Case way;
 
@@ -67,18 +69,100 @@ void op_attention_forward(Stream *s, const Attention *a) {
     writes(s, a->out, X * elements);
     writes(s, a->workspace, 1);
 }
+void op_head_logits(Stream *s, const Head *a, int64_t row, int64_t rows) {
+    begin_on(s, "logits");
+    reads(s, a->x + row * a->C, X * rows * a->C);
+    reads(s, a->wte, X * a->rows * a->C);
+    writes(s, a->own, rows * (int64_t)sizeof *a->own);
+    writes(s, a->workspace, 1);
+}
+void op_head_gradients(Stream *s, const Head *a, int64_t row, int64_t rows) {
+    begin_on(s, "gradients of logits");
+    reads(s, a->all, a->ranks * rows * (int64_t)sizeof *a->all);
+    reads(s, a->wte, X * a->rows * a->C);
+    writes(s, a->losses + row, 4 * rows);
+    writes(s, a->dx + row * a->C, X * rows * a->C);
+    writes(s, a->dwte, 4 * a->rows * a->C);
+    writes(s, a->workspace, 1);
+}
+void op_loss_sum(Stream *s, const Head *a) {
+    begin_on(s, "loss");
+    reads(s, a->losses, 4 * a->N);
+    writes(s, a->loss_sum, 4);
+}
+void op_layernorm_backward(Stream *s, const LayerNorm *a) {
+    int64_t rows = rows_held(a->rows, a->B, a->T), bytes = X * rows * a->C;
+    begin_on(s, "norm backward");
+    reads(s, a->gamma, X * a->C);
+    reads(s, a->x, bytes);
+    reads(s, a->mean, 4 * rows);
+    reads(s, a->rstd, 4 * rows);
+    reads(s, a->dy, bytes);
+    writes(s, a->dresidual, bytes);
+    writes(s, a->dgamma, 4 * a->C);
+    writes(s, a->dbeta, 4 * a->C);
+}
+// The GEMMs for dx and dw, or one of them.
+void op_linear_backward(Stream *s, const Linear *a) {
+    begin_on(s, a->dx && a->dw ? "dx and dw" : a->dx ? "dx" : "dw");
+    reads(s, a->dy, X * a->N * a->OC);
+    if (a->dx) reads(s, a->w, X * a->OC * a->C);
+    if (a->dx) writes(s, a->dx, X * a->N * a->C);
+    if (a->dx && a->x_pre) reads(s, a->x_pre, X * a->N * a->C);
+    if (a->dx && a->x_pre) writes(s, a->dpre_bias, 4 * a->C);
+    if (a->dw) reads(s, a->x, X * a->N * a->C);
+    if (a->dw) writes(s, a->dw, 4 * a->OC * a->C);
+    writes(s, a->workspace, 1);
+}
+void op_bias_gradient(Stream *s, float *dbias, const floatX *dy, const float *sum, int64_t N, int OC,
+                      void *workspace, uint32_t *absmax) {
+    begin_on(s, "bias gradient");
+    reads(s, dy, X * N * OC);
+    writes(s, dbias, 4 * OC);
+    writes(s, workspace, 1);
+}
+void op_attention_backward(Stream *s, const Attention *a) {
+    int64_t elements = (int64_t)a->B * a->T * a->NH * a->HD;
+    begin_on(s, "attention backward");
+    reads(s, a->qkv, 3 * X * elements);
+    reads(s, a->out, X * elements);
+    reads(s, a->dout, X * elements);
+    writes(s, a->dqkv, 3 * X * elements);
+    writes(s, a->workspace, 1);
+}
+void op_embedding_backward(Stream *s, const Embedding *a) {
+    begin_on(s, "embedding backward");
+    reads(s, a->dx, X * a->B * a->T * a->C);
+    writes(s, a->dwte, 4 * a->rows * a->C);
+    writes(s, a->dwpe, 4 * a->T * a->C);
+}
 void op_sum_parts(Stream *s, const SumParts *a) {
     begin_on(s, "sum");
     reads(s, a->parts, X * a->ranks * a->n);
     if (a->bias) reads(s, a->bias, X * a->C);
     writes(s, a->y, X * a->n);
 }
+void op_add_parts(Stream *s, float *y, const float *parts, int64_t n, int ranks) {
+    begin_on(s, "sum of gradients");
+    reads(s, parts, 4 * ranks * n);
+    writes(s, y, 4 * n);
+}
 bool comm_reduce_direct(const Group *group, const CommReduce *a, Stream *s) {
     if (!way.direct) return false;
     begin_on(s, "reduce");
     writes(s, &group->comm->order, 1);
     if (a->bias) reads(s, a->bias, X * a->C);
-    writes(s, a->out, X * a->total);
+    writes(s, (void *)a->partial, X * a->total);  // its memory is also written in place, or by other ranks
+    if (a->scatter) writes(s, a->scratch, X * a->total / group->size);
+    writes(s, a->out, X * (a->scatter ? a->total / group->size : a->total));
+    return true;
+}
+bool comm_gather_direct(const Group *group, const CommGather *a, Stream *s) {
+    if (!way.direct) return false;
+    begin_on(s, "gather");
+    writes(s, &group->comm->order, 1);
+    reads(s, a->own, (int64_t)a->bytes);
+    writes(s, a->whole, group->size * (int64_t)a->bytes);
     return true;
 }
 bool comm_norm_direct(const Group *group, const CommNorm *a, Stream *s) {
@@ -96,9 +180,9 @@ bool comm_norm_direct(const Group *group, const CommNorm *a, Stream *s) {
     writes(s, n->y, bytes);
     writes(s, n->mean, 4 * rows);
     writes(s, n->rstd, 4 * rows);
+    if (a->whole) writes(s, a->whole, X * n->B * n->T * n->C);
     return true;
 }
-bool comm_gather_direct(const Group *group, const CommGather *a, Stream *s) { return false; }
 void comm_close_direct(const Group *group) {}
 
 // --- a run ---------------------------------------------------------------------------------------
@@ -131,6 +215,7 @@ static void configure(Recording *r) {
         argv[argc++] = word;
     argv[argc++] = (char *)way.strategy;
     if (way.blocks) argv[argc++] = "--tp-comm-overlap";
+    if (way.sequence) argv[argc++] = "--sequence-parallel";
     bool ok = config_parse(&r->config, argc, argv, NULL, 0, &err) &&
               mesh_build(&r->mesh, 3, 4, hosts, 4, 2, 1, &err) && config_finish(&r->config, 4, 32, 31, &err);
     if (!ok) fail_msg("%s", err.what);
@@ -178,37 +263,36 @@ static void close_recording(Recording *r) {
     config_free(&r->config);
 }
 
-// Backward, which uses `branch` and the activations on compute.
-static void backward(Recording *r) {
-    GPT *gpt = &r->gpt;
-    begin_on(r->compute, "backward");
-    writes(r->compute, gpt->branch, X * gpt->B * gpt->T * gpt->C);
-    reads(r->compute, gpt->lnf.y, X * gpt->B * gpt->T * gpt->C);
-    for (int l = 0; l < LAYERS; l++) {
-        reads(r->compute, gpt->slot[0].acts[l].qkv, X * gpt->B * gpt->T * gpt->QKV);
-        reads(r->compute, gpt->slot[0].acts[l].act, X * gpt->B * gpt->T * gpt->F);
-    }
-}
-
 static void run(Recording *r) {
-    Pass pass = {.B = r->gpt.B, .T = r->gpt.T, .training = true, .backward = true};
-    for (int i = 0; i < PASSES; i++) {
+    Pass pass = {
+        .B = r->gpt.B, .T = r->gpt.T, .training = true, .backward = true, .first = true, .last = true};
+    for (int step = 1; step <= STEPS; step++) {
+        zero_step_begins(r->zero, step);
+        pass.direction = FORWARD;
         gpt_forward(&r->gpt, &pass);
-        backward(r);
+        gpt_head(&r->gpt, &pass);
+        pass.direction = BACKWARD;
+        gpt_backward(&r->gpt, &pass);
+        gpt_end_backward(&r->gpt);
+        zero_update(r->zero, 1e-3, 1e-3, 0.1);
     }
 }
 
 // --- the tests -----------------------------------------------------------------------------------
 
 static const Case cases[] = {
-    {"optim", true, false, false},
-    {"optim", true, true, false},
-    {"optim_grads_params", true, false, false},
-    {"optim_grads_params", true, true, false},
-    {"optim", false, false, false},
-    {"optim", false, true, true},
-    {"optim_grads_params", false, true, false},
-    {"optim_grads_params", false, true, true},
+    {"optim", true, false, false, false},
+    {"optim", true, true, false, false},
+    {"optim_grads_params", true, false, false, false},
+    {"optim_grads_params", true, true, false, false},
+    {"optim", false, false, false, false},
+    {"optim", false, true, true, false},
+    {"optim_grads_params", false, true, false, false},
+    {"optim_grads_params", false, true, true, false},
+    {"optim", false, false, false, true},
+    {"optim", false, true, true, true},
+    {"optim_grads_params", false, true, false, true},
+    {"optim_grads_params", false, true, true, true},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -218,25 +302,25 @@ static void conflicting_uses_are_ordered(void **state) {
         way = cases[i];
         open_recording(&r, -1, -1);
         run(&r);
-        assert_true(r.device.use_count > 500);
         close_recording(&r);
         if (r.device.races) fail_msg("case %d, %s: %s", i, way.strategy, r.device.first_race);
+        assert_true(r.device.use_count > 500);
     }
 }
 
-// Omits each wait between compute and `side` once. Whole reductions use only the first event, and
-// none if they are single kernels, which run on compute.
+// Omits each wait between compute and `side` once. Only row blocks use the second event of
+// reductions, and only sequence parallelism the event of gathers.
 static void every_wait_is_needed(void **state) {
     for (int i = 0; i < CASES; i++) {
         Recording whole;
         way = cases[i];
-        if (way.direct && !way.blocks) continue;
         open_recording(&whole, -1, -1);
         run(&whole);
         const TensorParallel *tp = &whole.gpt.tp;
-        const int events[] = {tp->queued->id, tp->reduced[0]->id, tp->reduced[1]->id};
+        const Event *last = way.blocks ? tp->reduced[1] : tp->gathered;
+        const int events[] = {tp->queued->id, tp->reduced[0]->id, last->id};
         const int streams[] = {tp->side->id, whole.compute->id, whole.compute->id};
-        for (int e = 0; e < (way.blocks ? 3 : 2); e++) {
+        for (int e = 0; e < (way.blocks || way.sequence ? 3 : 2); e++) {
             Recording r;
             assert_true(whole.device.waits[streams[e]][events[e]]);
             open_recording(&r, streams[e], events[e]);
@@ -263,7 +347,7 @@ static void overlaps(const Recording *r, const char *first, int i, const char *s
 
 static void reductions_overlap_gemms(void **state) {
     Recording r;
-    way = (Case){"optim_grads_params", true, true, false};
+    way = (Case){"optim_grads_params", true, true, false, false};
     open_recording(&r, -1, -1);
     run(&r);
     for (int l = 0; l < LAYERS; l++) {
@@ -279,12 +363,30 @@ static void reductions_overlap_gemms(void **state) {
     close_recording(&r);
 }
 
+// In backward of QKV and fc1, the gather of the norm's output can overlap with the GEMM for dx, and
+// the reduction of dx with the GEMM for dw. In backward of the projection and fc2, the gather of the
+// gradient precedes the GEMMs.
+static void backward_overlaps_gemms(void **state) {
+    Recording r;
+    way = (Case){"optim", false, true, true, true};
+    open_recording(&r, -1, -1);
+    run(&r);
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        int saved = 3 + 2 * i, reduce = 2 + i;  // embedding, first norm and LM head come first
+        overlaps(&r, "gather", saved, "dx", i);
+        overlaps(&r, "reduce", reduce, "dw", i);
+        assert_true(before(find(&r, "gather", saved - 1), find(&r, "dx and dw", i)));
+        assert_true(before(find(&r, "gather", saved), find(&r, "dw", i)));
+    }
+    close_recording(&r);
+}
+
 // Without row blocks, every norm includes the reduction of the branch that it adds. Only the first
 // norm of a pass adds none.
 static void norms_include_reductions(void **state) {
     Recording r;
     int norms = 0, fused = 0, reductions = 0;
-    way = (Case){"optim", false, true, true};
+    way = (Case){"optim", false, true, true, false};
     open_recording(&r, -1, -1);
     run(&r);
     for (int i = 0; i < r.device.op_count; i++) {
@@ -292,9 +394,9 @@ static void norms_include_reductions(void **state) {
         fused += !strcmp(r.device.ops[i].name, "fused norm");
         reductions += !strcmp(r.device.ops[i].name, "reduce");
     }
-    assert_int_equal(norms, PASSES);
-    assert_int_equal(fused, PASSES * 2 * LAYERS);
-    assert_int_equal(reductions, PASSES);  // of the embedding
+    assert_int_equal(norms, STEPS);
+    assert_int_equal(fused, STEPS * 2 * LAYERS);
+    assert_int_equal(reductions, STEPS * (2 + 2 * LAYERS));  // of embedding, LM head and backward
     close_recording(&r);
 }
 
@@ -314,9 +416,9 @@ static void small_micro_batches_stay_whole(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(conflicting_uses_are_ordered),   cmocka_unit_test(every_wait_is_needed),
-        cmocka_unit_test(reductions_overlap_gemms),       cmocka_unit_test(norms_include_reductions),
-        cmocka_unit_test(small_micro_batches_stay_whole),
+        cmocka_unit_test(conflicting_uses_are_ordered), cmocka_unit_test(every_wait_is_needed),
+        cmocka_unit_test(reductions_overlap_gemms),     cmocka_unit_test(norms_include_reductions),
+        cmocka_unit_test(backward_overlaps_gemms),      cmocka_unit_test(small_micro_batches_stay_whole),
     };
     Launch launch;
     leaks_launch(&launch, &argc, &argv);
