@@ -89,13 +89,8 @@ bool comm_open_direct(const Group *group, void *flags, const CommPiece *piece, i
 // Unmaps the memory, which may then be freed. Collective over the group; no collective may be
 // pending. No-op unless the memory is mapped.
 void comm_close_direct(const Group *group);
-// How many SMs of a GPU a direct collective may occupy.
-typedef enum CommSms {
-    COMM_SMS_SOME,  // beside a GEMM that leaves them to it (Linear.beside_collective)
-    COMM_SMS_FEW,   // beside a GEMM that wants the whole GPU
-    COMM_SMS_HALF,  // nothing else runs on the GPU
-    COMM_SMS_KINDS
-} CommSms;
+// What runs at the same time as a direct collective, which limits the SMs that it may occupy.
+typedef enum CommBeside { COMM_BESIDE_GEMM, COMM_WITHOUT_GEMM, COMM_BESIDES } CommBeside;
 // A sum over the ranks, in fp32 and in rank order, rounded once: bitwise identical to op_sum_parts
 // (op_add_parts if fp32) of gathered parts.
 typedef struct CommReduce {
@@ -108,7 +103,7 @@ typedef struct CommReduce {
     int64_t total;  // number of elements; for a reduce-scatter a multiple of the ranks
     bool fp32;      // elements are float; false: floatX
     bool scatter;   // reduce-scatter; false: all-reduce
-    CommSms sms;
+    CommBeside beside;
 } CommReduce;
 // Return false without effect if a buffer is not in mapped memory; use other collectives then. All
 // ranks must make the same calls in the same order, with equal sizes and offsets in the mapped
@@ -119,7 +114,7 @@ typedef struct CommGather {
     const void *own;  // (bytes) this rank's slot of `whole`, or memory that does not overlap it
     void *whole;      // (ranks, bytes) in mapped memory
     size_t bytes;
-    CommSms sms;
+    CommBeside beside;
 } CommGather;
 bool comm_gather_direct(const Group *group, const CommGather *a, Stream *stream);
 // A sum over the ranks and the norm that adds it to the residual stream. Bitwise identical to

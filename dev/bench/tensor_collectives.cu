@@ -112,7 +112,7 @@ static void run_peer(const Bench *b, Kind kind, size_t bytes) {
     a.out = b->output;
     a.total = (int64_t)(bytes / sizeof(floatX));
     a.scatter = kind == REDUCE_SCATTER;
-    CommGather gather = {b->input, b->output, bytes / (size_t)b->launch.size, COMM_SMS_SOME};
+    CommGather gather = {b->input, b->output, bytes / (size_t)b->launch.size, COMM_BESIDE_GEMM};
     bool ran = kind == ALL_GATHER ? peer_reduce_gather(b->peers, &gather, b->stream)
                                   : peer_reduce_sum(b->peers, &a, b->stream);
     if (!ran) fatal(&b->site, EXIT_ENVIRONMENT, "the buffers are not in peer memory");
@@ -151,7 +151,7 @@ static void run_norm(const Bench *b, Kind kind, size_t bytes, bool fused) {
     if (!ran) fatal(&b->site, EXIT_ENVIRONMENT, "the norm cannot be computed over peer memory");
     if (fused) return;
     op_layernorm_forward(b->stream, &n);
-    CommGather gather = {n.y, b->output, own, COMM_SMS_SOME};
+    CommGather gather = {n.y, b->output, own, COMM_BESIDE_GEMM};
     if (split) peer_reduce_gather(b->peers, &gather, b->stream);
 }
 
@@ -306,7 +306,7 @@ static bool open_ways(Bench *b) {
     peers_broadcast(everyone(b), &id, sizeof id, 0);
     nccl_check(b, ncclCommInitRank(&b->nccl, b->launch.size, id, b->launch.rank), "ncclCommInitRank");
     CommPiece piece[] = {{b->input, bytes}, {b->output, bytes}};
-    b->peers = peer_reduce_open(b->device, b->mesh.tp.mpi, b->flags, piece, 2, &b->error);
+    b->peers = peer_reduce_open(b->device, b->mesh.tp.mpi, b->flags, piece, 2, 1, &b->error);
     if (!b->peers) return false;
     fill_kernel<<<512, 256, 0, stream_handle(b->stream)>>>((uint32_t *)b->input, (int64_t)(bytes / 4),
                                                            (uint32_t)b->launch.rank);

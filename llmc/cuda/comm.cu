@@ -382,11 +382,19 @@ static bool has_own_gpu(const Group *group, Error *err) {
     return true;
 }
 
+// Returns the number of NCCL collectives that may be pending at the same time as a direct
+// collective: both hops of gradients and weights, and the gather of a layer's weights.
+static int concurrent_collectives(const Mesh *mesh) {
+    return (mesh->node.size > 1) + (mesh->rail.size > 1) +
+           (mesh->shards.size > 1 || mesh->shard_rail.size > 1);
+}
+
 bool comm_open_direct(const Group *group, void *flags, const CommPiece *piece, int pieces, Error *err) {
     if (!group->comm) return system_error(err, "the group has one rank");
     if (!peers_agree(peers_of(group), has_own_gpu(group, err), err, NULL)) return false;
     Comm *comm = group->comm;
-    comm->direct = peer_reduce_open(comm->device, group->mpi, flags, piece, pieces, err);
+    comm->direct = peer_reduce_open(comm->device, group->mpi, flags, piece, pieces,
+                                    concurrent_collectives(comm->mesh), err);
     return comm->direct != NULL;
 }
 
@@ -434,8 +442,9 @@ bool comm_norm_direct(const Group *group, const CommNorm *a, Stream *stream) {
 //    because a pass depends only on earlier passes of its neighbors (test_pipeline.c).
 // 2. The same hardware queue. device.cu requests 32 queues. A rank creates at most 16 streams,
 //    before NCCL creates its own.
-// 3. Free SMs. Links occupy 6 * LINK_CHANNELS = 12 of 100 or more SMs, and direct collectives up to
-//    half of the SMs. The other kernels need no other rank and complete on the remaining SMs.
+// 3. Free SMs. Links occupy 6 * LINK_CHANNELS = 12 of 100 or more SMs, and direct collectives leave
+//    room for them and for NCCL's collectives (peer_most_blocks). The other kernels need no other
+//    rank and complete on the remaining SMs.
 // 4. The host. At the first launch of a kernel, CUDA may wait for all work on the GPU. So before
 //    the first message, stages launch once each kernel of forward and backward (gpt_needs_warm_up)
 //    and of the reductions in every micro-batch (zero_warm_up). Other kernels run first in the

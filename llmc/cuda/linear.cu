@@ -136,7 +136,7 @@ static int sms_of(const Device *device, const Gemm *g) {
     enum { TILE_M = 128, TILE_N = 256, FEW_WAVES = 3 };
     int64_t tiles = (g->m + TILE_M - 1) / TILE_M * ((g->n + TILE_N - 1) / TILE_N);
     if (!g->beside_collective || tiles > FEW_WAVES * device->multiprocessors) return 0;
-    return device->multiprocessors - peer_most_blocks(COMM_SMS_SOME, device->multiprocessors);
+    return device->multiprocessors - peer_most_blocks(COMM_BESIDE_GEMM, device->multiprocessors, 1);
 }
 
 // Returns the row of gemm_table.h for this product, or NULL. The table applies to one library

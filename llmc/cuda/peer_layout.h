@@ -8,11 +8,12 @@
 enum {
     PEER_RANKS = 8,  // maximum ranks of a group
     PEER_LANES = 4,  // streams that may use a group at the same time
-    // Thread blocks of a launch, one per SM: CommSms
-    PEER_BLOCKS = 24,
-    PEER_BLOCKS_FEW = 4,
-    PEER_BLOCKS_MOST = 64,
-    PEER_NCCL_BLOCKS = 44,  // most blocks of NCCL: 32 of a collective and 12 of links (comm.cu)
+    // Thread blocks of a launch, one per SM
+    PEER_BLOCKS = 24,       // most of them beside a GEMM
+    PEER_BLOCKS_MOST = 64,  // without a GEMM
+    PEER_BLOCKS_NORM = 48,  // fewer make an all-reduce with a norm slower than two kernels
+    NCCL_BLOCKS = 32,       // most blocks of an NCCL collective
+    NCCL_LINK_BLOCKS = 12,  // of all links (comm.cu)
     PEER_THREADS = 512,     // threads of a block
     PEER_VECTOR = 16,       // bytes of an access
     PEER_BLOCK_BYTES = PEER_THREADS * PEER_VECTOR,
@@ -46,14 +47,15 @@ static inline int peer_blocks(int64_t work, int64_t of_block, int most) {
     return blocks < most ? (int)blocks : most;
 }
 
-// Returns the maximum blocks of a launch on a GPU: a quarter of its SMs at most, or half of them
-// with COMM_SMS_HALF if NCCL's kernels still find room.
-static inline int peer_most_blocks(CommSms sms, int multiprocessors) {
-    const int limits[COMM_SMS_KINDS] = {PEER_BLOCKS, PEER_BLOCKS_FEW, PEER_BLOCKS_MOST};
-    int most = multiprocessors / (sms == COMM_SMS_HALF ? 2 : 4);
-    int free_of_nccl = multiprocessors - PEER_NCCL_BLOCKS;
-    if (sms == COMM_SMS_HALF && most > free_of_nccl) most = free_of_nccl;
-    if (most > limits[sms]) most = limits[sms];
+// Returns the maximum blocks of a launch on a GPU. Beside a GEMM: a quarter of its SMs. Without: up
+// to half of them, but NCCL's links and `collectives` concurrent collectives must find room.
+static inline int peer_most_blocks(CommBeside beside, int multiprocessors, int collectives) {
+    int quarter = multiprocessors / 4 < PEER_BLOCKS ? multiprocessors / 4 : PEER_BLOCKS;
+    int most = multiprocessors / 2;
+    int room = multiprocessors - NCCL_LINK_BLOCKS - collectives * NCCL_BLOCKS;
+    if (most > room) most = room;
+    if (most > PEER_BLOCKS_MOST) most = PEER_BLOCKS_MOST;
+    if (beside == COMM_BESIDE_GEMM || most < quarter) most = quarter;
     return most < 1 ? 1 : most;
 }
 

@@ -212,7 +212,8 @@ struct PeerReduce {
     int *abort;                    // page-locked
     const void *user[PEER_LANES];  // stream of each lane, NULL: free
     uint32_t number[PEER_LANES];   // number of the lane's last barrier
-    int blocks[COMM_SMS_KINDS];    // maximum of a launch
+    int blocks[COMM_BESIDES];      // maximum of a launch
+    bool norms_pay;                // an all-reduce with a norm is faster than two kernels
     SumKernel sum, sum_fp32;
 };
 
@@ -288,7 +289,7 @@ bool peer_reduce_sum(PeerReduce *n, const CommReduce *a, Stream *stream) {
     set_addresses(n, a, bytes, element, &sum);
     PeerRange longest = peer_range(a->total, n->size, 0, a->scatter, element);
     sum.barrier = next_barrier(n, lane);
-    int blocks = peer_blocks(longest.count * (int64_t)element, PEER_BLOCK_BYTES, n->blocks[a->sms]);
+    int blocks = peer_blocks(longest.count * (int64_t)element, PEER_BLOCK_BYTES, n->blocks[a->beside]);
     heartbeat_waiting(device_site(n->device), true);  // with a full queue, launching blocks
     (a->fp32 ? n->sum_fp32 : n->sum)<<<blocks, PEER_THREADS, 0, stream_handle(stream)>>>(sum);
     check_launch(stream, "reduction over peer memory");
@@ -313,7 +314,7 @@ bool peer_reduce_gather(PeerReduce *n, const CommGather *a, Stream *stream) {
     }
     gather.vectors = address % PEER_VECTOR == 0;
     gather.barrier = next_barrier(n, lane);
-    int blocks = peer_blocks(gather.bytes, PEER_BLOCK_BYTES, n->blocks[a->sms]);
+    int blocks = peer_blocks(gather.bytes, PEER_BLOCK_BYTES, n->blocks[a->beside]);
     heartbeat_waiting(device_site(n->device), true);
     peer_gather_kernel<<<blocks, PEER_THREADS, 0, stream_handle(stream)>>>(gather);
     check_launch(stream, "all-gather over peer memory");
@@ -323,7 +324,7 @@ bool peer_reduce_gather(PeerReduce *n, const CommGather *a, Stream *stream) {
 
 // Returns true if peer_norm_kernel can run. Every rank either normalizes its own rows and sends
 // them to all ranks, or all rows for itself. The latter reads all partial sums of all ranks, which
-// for more than two ranks is more than an all-reduce transfers.
+// for more than two ranks is more than an all-reduce transfers, and needs many blocks.
 static bool can_normalize(const PeerReduce *n, const CommNorm *a) {
     const LayerNorm *norm = a->norm;
     int64_t N = (int64_t)norm->B * norm->T, rows = rows_held(norm->rows, norm->B, norm->T);
@@ -334,7 +335,7 @@ static bool can_normalize(const PeerReduce *n, const CommNorm *a) {
     const void *const separate[] = {a->whole, norm->x, norm->y, norm->residual};
     const size_t separate_bytes[] = {bytes, own, own, own};
     bool split = rows * n->size == N && norm->rows.first == n->rank * rows;
-    bool whole = rows == N && n->size == 2 && !a->whole;
+    bool whole = rows == N && n->size == 2 && !a->whole && n->norms_pay;
     if ((!split && !whole) || !norm->gamma || !norm->residual || norm->dropout.p > 0.0f) return false;
     if (norm->C % LIMIT_MULTIPLE || norm->C > LIMIT_HIDDEN) return false;
     for (const void *p : vectors)
@@ -360,7 +361,7 @@ bool peer_reduce_norm(PeerReduce *n, const CommNorm *a, Stream *stream) {
         norm.to[norm.destinations++] = (floatX *)of_rank(n, (n->rank + i) % n->size, a->whole, bytes) + start;
     PeerNormShape shape = peer_norm_shape(a->norm->C, n->size);
     norm.barrier = next_barrier(n, lane);
-    int blocks = peer_blocks(norm.rows, shape.rows, n->blocks[COMM_SMS_HALF]);
+    int blocks = peer_blocks(norm.rows, shape.rows, n->blocks[COMM_WITHOUT_GEMM]);
     heartbeat_waiting(device_site(n->device), true);
     shape.kernel<<<blocks, shape.threads, 0, stream_handle(stream)>>>(norm);
     check_launch(stream, "reduction and norm over peer memory");
@@ -445,16 +446,18 @@ static bool try_sum(PeerReduce *n, void *memory, size_t bytes, Error *err) {
     return ok;
 }
 
-static bool open_peers(PeerReduce *n, void *flags, const CommPiece *piece, int pieces, Error *err) {
+static bool open_peers(PeerReduce *n, void *flags, const CommPiece *piece, int pieces, int collectives,
+                       Error *err) {
     bool ok = n->size >= 2 && n->size <= PEER_RANKS;
     if (!ok)
         system_error(err, "a group has %d ranks, but 2 to %d can reduce in peer memory", n->size, PEER_RANKS);
     else ok = load_kernels(n, err);
     if (ok) ok = (n->abort = (int *)host_alloc(n->device, sizeof(int), "the abort word", err)) != NULL;
     if (!peers_agree(n->ranks, ok, err, NULL)) return false;
-    for (int i = 0; i < COMM_SMS_KINDS; i++)
-        n->blocks[i] = peer_most_blocks((CommSms)i, n->device->multiprocessors);
-    peers_all_reduce(n->ranks, n->blocks, COMM_SMS_KINDS, MPI_INT, MPI_MIN);
+    for (int i = 0; i < COMM_BESIDES; i++)
+        n->blocks[i] = peer_most_blocks((CommBeside)i, n->device->multiprocessors, collectives);
+    peers_all_reduce(n->ranks, n->blocks, COMM_BESIDES, MPI_INT, MPI_MIN);
+    n->norms_pay = n->blocks[COMM_WITHOUT_GEMM] >= PEER_BLOCKS_NORM;
     if (!peer_memory_share(n->memory, flags, piece, pieces, err)) return false;
     for (int i = 0; i < pieces; i++) {
         if (piece[i].bytes) return try_sum(n, piece[i].memory, piece[i].bytes, err);
@@ -463,7 +466,7 @@ static bool open_peers(PeerReduce *n, void *flags, const CommPiece *piece, int p
 }
 
 PeerReduce *peer_reduce_open(Device *device, MPI_Comm group, void *flags, const CommPiece *piece, int pieces,
-                             Error *err) {
+                             int collectives, Error *err) {
     PeerReduce *n = (PeerReduce *)xcalloc(1, sizeof *n, "peer memory");
     n->device = device;
     n->ranks = {group, 0, NULL};
@@ -471,7 +474,7 @@ PeerReduce *peer_reduce_open(Device *device, MPI_Comm group, void *flags, const 
     MPI_Comm_size(group, &n->size);
     n->memory = peer_memory_open(device, group);
     heartbeat_waiting(device_site(device), true);
-    bool ok = open_peers(n, flags, piece, pieces, err);
+    bool ok = open_peers(n, flags, piece, pieces, collectives, err);
     heartbeat_waiting(device_site(device), false);
     if (!ok) {
         peer_reduce_close(n);

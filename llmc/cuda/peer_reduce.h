@@ -3,9 +3,8 @@
 // same result, which costs more than the transfer for messages of a few megabytes.
 //
 // Each kernel spins until the matching kernels of the other ranks have started. Until then, and
-// while it sums, it occupies as many SMs as CommSms allows (peer_most_blocks in peer_layout.h), at
-// most half of the GPU. The other SMs stay free for matrix products. comm.cu calls these functions
-// for comm_open_direct.
+// while it sums, it occupies up to a quarter of the SMs beside a GEMM, or half of them without one
+// (peer_most_blocks in peer_layout.h). comm.cu calls these functions for comm_open_direct.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/cuda/internal.h"
@@ -14,11 +13,12 @@ LLMC_BEGIN
 typedef struct PeerReduce PeerReduce;
 
 // Maps `piece` into all ranks of the group, and tests an all-reduce within a time limit. flags:
-// COMM_FLAG_BYTES of device memory. Returns NULL with the same error on all ranks
+// COMM_FLAG_BYTES of device memory. collectives: NCCL collectives of other groups that may be
+// pending at the same time as a kernel. Returns NULL with the same error on all ranks
 // (EXIT_ENVIRONMENT) if the ranks run on several hosts, the GPUs cannot access each other, or the
 // test fails. Overwrites and then zeroes the start of each piece. Collective; 2 to 8 ranks.
 PeerReduce *peer_reduce_open(Device *device, MPI_Comm group, void *flags, const CommPiece *piece, int pieces,
-                             Error *err);
+                             int collectives, Error *err);
 // Unmaps the memory and frees the object. No kernel may be pending. Collective.
 void peer_reduce_close(PeerReduce *peers);
 // Limits the thread blocks of every launch to 1 .. PEER_BLOCKS_MOST. All ranks must pass the same

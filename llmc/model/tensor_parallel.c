@@ -103,7 +103,7 @@ static void reduce_in_steps(const TensorParallel *tp, const CommReduce *a, Strea
 }
 
 static CommReduce reduce_of(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
-                            int64_t N, CommSms sms) {
+                            int64_t N, CommBeside beside) {
     assert(N % tp->group->size == 0);
     return (CommReduce){.partial = partial,
                         .out = out,
@@ -112,12 +112,12 @@ static CommReduce reduce_of(const TensorParallel *tp, const floatX *partial, con
                         .C = tp->C,
                         .total = N * tp->C,
                         .scatter = tp->sequence,
-                        .sms = sms};
+                        .beside = beside};
 }
 
 void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
                      int64_t N, int block) {
-    CommReduce reduce = reduce_of(tp, partial, bias, out, N, COMM_SMS_SOME);
+    CommReduce reduce = reduce_of(tp, partial, bias, out, N, COMM_BESIDE_GEMM);
     Stream *s = begin(tp);
     if (tp->sends_codes) tp_reduce_codes(tp, partial, bias, out, N, s);
     else if (!comm_reduce_direct(tp->group, &reduce, s)) reduce_in_steps(tp, &reduce, s);
@@ -127,14 +127,14 @@ void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floa
 void tp_reduce_wait(const TensorParallel *tp, int block) { wait_for(tp, tp->reduced[block]); }
 
 void tp_reduce(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out, int64_t N) {
-    CommReduce reduce = reduce_of(tp, partial, bias, out, N, COMM_SMS_HALF);
+    CommReduce reduce = reduce_of(tp, partial, bias, out, N, COMM_WITHOUT_GEMM);
     if (!tp->sends_codes && comm_reduce_direct(tp->group, &reduce, tp->compute)) return;
     tp_reduce_begin(tp, partial, bias, out, N, 0);
     tp_reduce_wait(tp, 0);
 }
 
 void tp_gather_bytes_begin(const TensorParallel *tp, const void *own, void *whole, size_t bytes) {
-    CommGather gather = {own, whole, bytes, COMM_SMS_FEW};
+    CommGather gather = {own, whole, bytes, COMM_BESIDE_GEMM};
     Stream *s = begin(tp);
     if (!comm_gather_direct(tp->group, &gather, s)) {
         copy_on_device(s, (uint8_t *)whole + (size_t)tp->group->rank * bytes, own, bytes);
@@ -163,7 +163,7 @@ void tp_gather_wait(const TensorParallel *tp) {
 }
 
 const floatX *tp_gather(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N) {
-    CommGather gather = {own, whole, bytes_of_rows(tp, N), COMM_SMS_HALF};
+    CommGather gather = {own, whole, bytes_of_rows(tp, N), COMM_WITHOUT_GEMM};
     bool alone = tp->sequence && !tp->sends_codes;
     if (alone && comm_gather_direct(tp->group, &gather, tp->compute)) return whole;
     const floatX *all = tp_gather_begin(tp, own, whole, N);
@@ -188,18 +188,32 @@ void tp_exchange(const TensorParallel *tp, void *buffer, size_t bytes) {
     wait_for(tp, tp->gathered);
 }
 
-void tp_sum(const TensorParallel *tp, float *sums, int64_t n, void *scratch, size_t bytes) {
-    assert(n >= 0 && bytes >= sizeof(float) * (size_t)tp->group->size);
-    int64_t most = (int64_t)(bytes / sizeof(float)) / tp->group->size;
-    float *parts = (float *)scratch;
-    if (tp->group->size == 1) return;
+// Moves the range lo .. hi - 1 of the concatenated arrays into `packed` or back.
+static void copy_range(Stream *s, const TpSum *sum, int sums, int64_t lo, int64_t hi, float *packed,
+                       bool back) {
+    int64_t start = 0;
+    for (int i = 0; i < sums; start += sum[i++].n) {
+        int64_t from = lo > start ? lo : start, end = start + sum[i].n, to = hi < end ? hi : end;
+        float *array = sum[i].values + (from - start), *part = packed + (from - lo);
+        if (from >= to) continue;
+        copy_on_device(s, back ? array : part, back ? part : array, (size_t)(to - from) * sizeof(float));
+    }
+}
+
+void tp_sum(const TensorParallel *tp, const TpSum *sum, int sums, void *scratch, size_t bytes) {
+    int ranks = tp->group->size;
+    int64_t total = 0, most = (int64_t)(bytes / sizeof(float)) / (ranks + 1);
+    float *parts = (float *)scratch;  // (ranks, count), followed by their sum (count)
+    assert(most > 0);
+    for (int i = 0; i < sums; i++) total += sum[i].n;
+    if (ranks == 1 || total == 0) return;
     Stream *s = begin(tp);
-    for (int64_t at = 0; at < n; at += most) {
-        int64_t count = n - at < most ? n - at : most;
-        size_t part = (size_t)count * sizeof(float);
-        copy_on_device(s, parts + tp->group->rank * count, sums + at, part);
-        comm_all_gather(tp->group, parts, part, s);
-        op_add_parts(s, sums + at, parts, count, tp->group->size);
+    for (int64_t at = 0; at < total; at += most) {
+        int64_t count = total - at < most ? total - at : most;
+        copy_range(s, sum, sums, at, at + count, parts + tp->group->rank * count, false);
+        comm_all_gather(tp->group, parts, (size_t)count * sizeof(float), s);
+        op_add_parts(s, parts + ranks * count, parts, count, ranks);
+        copy_range(s, sum, sums, at, at + count, parts + ranks * count, true);
     }
     done(tp, tp->reduced[0]);
     wait_for(tp, tp->reduced[0]);

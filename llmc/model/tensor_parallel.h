@@ -125,9 +125,13 @@ void tp_norm(const TensorParallel *tp, const LayerNorm *n, floatX *branch, const
 // In-place all-gather of `bytes` bytes per rank. Each rank has filled its slot of the buffer, at
 // offset rank * bytes.
 void tp_exchange(const TensorParallel *tp, void *buffer, size_t bytes);
-// All-reduces sums (n) in rank order, so that the result is bitwise identical on all ranks.
-// scratch: `bytes` bytes of device memory, at least 4 per rank.
-void tp_sum(const TensorParallel *tp, float *sums, int64_t n, void *scratch, size_t bytes);
+typedef struct TpSum {
+    float *values;  // (n)
+    int64_t n;
+} TpSum;
+// All-reduces arrays in rank order, so that the results are bitwise identical on all ranks.
+// scratch: `bytes` bytes of device memory, at least 4 for each rank and 4 more.
+void tp_sum(const TensorParallel *tp, const TpSum *sum, int sums, void *scratch, size_t bytes);
 
 // --- tensor_codes.c: reductions and gathers in 8 bits --------------------------------------------
 

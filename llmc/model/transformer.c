@@ -537,34 +537,43 @@ static void layer_backward(GPT *gpt, int l, const Pass *p) {
     norm_backward(gpt, p, l - 1, LINEAR_FC2, &o.norm1);
 }
 
-// Sums a gradient over the tensor-parallel ranks, each of which has partial sums over its own rows
-// or heads. No-op if the model has no such tensor, or it is frozen.
-static void reduce_gradient(const GPT *gpt, int l, enum LayerTensor which) {
-    float *sums = grad(gpt, l, which);
-    int64_t n = sums ? tensor_elements(&gpt->tensor[gpt_layer_tensor(gpt, l, which)]) : 0;
-    if (sums) tp_sum(&gpt->tp, sums, n, gpt->dwide, gpt->dwide_bytes);
+// Gradients of a layer to be summed over the tensor-parallel ranks.
+typedef struct PartialGradients {
+    TpSum sum[LAYER_TENSORS];
+    int count;
+} PartialGradients;
+
+// Adds a gradient of which each rank has a partial sum, over its own rows or heads. No-op if the
+// model has no such tensor, or it is frozen.
+static void add_partial(const GPT *gpt, int l, enum LayerTensor which, PartialGradients *partial) {
+    float *values = grad(gpt, l, which);
+    if (!values) return;
+    int64_t n = tensor_elements(&gpt->tensor[gpt_layer_tensor(gpt, l, which)]);
+    partial->sum[partial->count++] = (TpSum){values, n};
 }
 // The same for a norm's weight and bias.
-static void reduce_norm_gradients(const GPT *gpt, int l, enum LayerTensor weight) {
-    reduce_gradient(gpt, l, weight);
-    if (!gpt->rms) reduce_gradient(gpt, l, (enum LayerTensor)(weight + 1));
+static void add_partial_norm(const GPT *gpt, int l, enum LayerTensor weight, PartialGradients *partial) {
+    add_partial(gpt, l, weight, partial);
+    if (!gpt->rms) add_partial(gpt, l, (enum LayerTensor)(weight + 1), partial);
 }
 
 // Hands the complete gradients of layer l to ZeRO, which reduces them. The final norm belongs to
 // the last layer.
 static void finish_layer_gradients(const GPT *gpt, int l, const Pass *p) {
     bool final = gpt->stage.heads && l == gpt->L - 1;
+    PartialGradients partial = {.count = 0};
     if (gpt->tp.sequence) {
-        reduce_norm_gradients(gpt, l, LN1_W);
-        reduce_norm_gradients(gpt, l, LN2_W);
-        if (final) reduce_norm_gradients(gpt, l + 1, LN1_W);
+        add_partial_norm(gpt, l, LN1_W, &partial);
+        add_partial_norm(gpt, l, LN2_W, &partial);
+        if (final) add_partial_norm(gpt, l + 1, LN1_W, &partial);
     }
     if (fp8_gathers(gpt, p, l)) {
-        reduce_gradient(gpt, l, PROJ_B);
-        reduce_gradient(gpt, l, FC2_B);
+        add_partial(gpt, l, PROJ_B, &partial);
+        add_partial(gpt, l, FC2_B, &partial);
     }
-    reduce_norm_gradients(gpt, l, Q_NORM_W);
-    reduce_norm_gradients(gpt, l, K_NORM_W);
+    add_partial_norm(gpt, l, Q_NORM_W, &partial);
+    add_partial_norm(gpt, l, K_NORM_W, &partial);
+    tp_sum(&gpt->tp, partial.sum, partial.count, gpt->dwide, gpt->dwide_bytes);
     zero_reduce_unit(gpt->zero, gpt_layer_unit(gpt, l), p->last);
 }
 

@@ -120,7 +120,7 @@ static bool open_peers(Lab *lab) {
         piece[2 * i] = {lab->buffers[i].input, BUFFER_BYTES};
         piece[2 * i + 1] = {lab->buffers[i].output, BUFFER_BYTES};
     }
-    lab->peers = peer_reduce_open(lab->device, lab->mesh.tp.mpi, lab->flags, piece, 2 * STREAMS, &err);
+    lab->peers = peer_reduce_open(lab->device, lab->mesh.tp.mpi, lab->flags, piece, 2 * STREAMS, 1, &err);
     return check(lab->checks, lab->peers != NULL, "not opened: %s", err.what);
 }
 

@@ -82,7 +82,7 @@ static CommReduce reduce_of(const Lab *lab, const Buffers *m, const Case *t) {
     a.total = t->total;
     a.fp32 = t->fp32;
     a.scatter = scatters(t);
-    a.sms = (CommSms)(t->seed % COMM_SMS_KINDS);
+    a.beside = (CommBeside)(t->seed / 2 % COMM_BESIDES);
     return a;
 }
 
@@ -140,7 +140,7 @@ static bool run_gather(Lab *lab, const Buffers *m, size_t bytes, size_t offset, 
                                          stream);
     if (status == cudaSuccess) status = cudaMemsetAsync(own, (round * 8 + lab->rank) % 251, bytes, stream);
     cuda_check(NULL, status, "fill");
-    CommGather gather = {own, whole, bytes, (CommSms)(round % COMM_SMS_KINDS)};
+    CommGather gather = {own, whole, bytes, (CommBeside)(round % COMM_BESIDES)};
     if (!peer_reduce_gather(lab->peers, &gather, m->stream)) return false;
     for (int r = 0; r < lab->size; r++) {
         count_different<<<256, 256, 0, stream>>>(lab->wrong, whole + (size_t)r * bytes,
@@ -284,7 +284,7 @@ static void test_refusals(Lab *lab) {
           "accepts an output that overlaps the input");
     a = good, a.total = (int64_t)BUFFER_BYTES;
     check(lab->checks, !peer_reduce_sum(lab->peers, &a, m->stream), "accepts an input that is too long");
-    CommGather gather = {m->input, m->local, 16, COMM_SMS_SOME};
+    CommGather gather = {m->input, m->local, 16, COMM_BESIDE_GEMM};
     check(lab->checks, !peer_reduce_gather(lab->peers, &gather, m->stream),
           "accepts a gather into memory that is not shared");
     Stream *more[PEER_LANES + 1];
@@ -305,7 +305,7 @@ static void test_abort(Lab *lab, int missing) {
     CommReduce a = reduce_of(lab, m, &t);
     if (lab->rank != missing) {
         peer_reduce_sum(lab->peers, &a, m->stream);
-        CommGather gather = {m->local, m->output, 4096, COMM_SMS_SOME};
+        CommGather gather = {m->local, m->output, 4096, COMM_BESIDE_GEMM};
         peer_reduce_gather(lab->peers, &gather, m->stream);
         check_abort(lab, m->stream);
     }

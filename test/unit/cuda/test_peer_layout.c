@@ -57,25 +57,29 @@ static void blocks(void **state) {
     assert_int_equal(peer_blocks(24 * one, one, 24), 24);
     assert_int_equal(peer_blocks((int64_t)1 << 40, one, 24), 24);
     // At most a quarter of the SMs, so that matrix products can run at the same time.
-    assert_int_equal(peer_most_blocks(COMM_SMS_SOME, 132), PEER_BLOCKS);
-    assert_int_equal(peer_most_blocks(COMM_SMS_SOME, 108), PEER_BLOCKS);
-    assert_int_equal(peer_most_blocks(COMM_SMS_SOME, 14), 3);
-    assert_int_equal(peer_most_blocks(COMM_SMS_SOME, 1), 1);
-    assert_int_equal(peer_most_blocks(COMM_SMS_FEW, 132), PEER_BLOCKS_FEW);
-    assert_int_equal(peer_most_blocks(COMM_SMS_FEW, 14), 3);
-    assert_true(PEER_BLOCKS_FEW <= PEER_BLOCKS && PEER_BLOCKS <= PEER_BLOCKS_MOST);
+    assert_int_equal(peer_most_blocks(COMM_BESIDE_GEMM, 132, 3), PEER_BLOCKS);
+    assert_int_equal(peer_most_blocks(COMM_BESIDE_GEMM, 108, 1), PEER_BLOCKS);
+    assert_int_equal(peer_most_blocks(COMM_BESIDE_GEMM, 14, 1), 3);
+    assert_int_equal(peer_most_blocks(COMM_BESIDE_GEMM, 1, 1), 1);
+    assert_true(PEER_BLOCKS <= PEER_BLOCKS_MOST);
 }
 
-static void blocks_of_half_the_gpu(void **state) {
+static void blocks_without_a_gemm(void **state) {
     assert_int_equal(peer_blocks(0, 4, 64), 1);
     assert_int_equal(peer_blocks(4, 4, 64), 1);
     assert_int_equal(peer_blocks(5, 4, 64), 2);
     assert_int_equal(peer_blocks((int64_t)1 << 40, 1, 64), 64);
     // At most half of the SMs, and NCCL's kernels find room.
-    assert_int_equal(peer_most_blocks(COMM_SMS_HALF, 132), PEER_BLOCKS_MOST);
-    assert_int_equal(peer_most_blocks(COMM_SMS_HALF, 108), 54);
-    assert_int_equal(peer_most_blocks(COMM_SMS_HALF, 84), 84 - PEER_NCCL_BLOCKS);
-    assert_int_equal(peer_most_blocks(COMM_SMS_HALF, 1), 1);
+    const int nccl = NCCL_LINK_BLOCKS + NCCL_BLOCKS;
+    assert_int_equal(peer_most_blocks(COMM_WITHOUT_GEMM, 132, 0), PEER_BLOCKS_MOST);
+    assert_int_equal(peer_most_blocks(COMM_WITHOUT_GEMM, 132, 1), PEER_BLOCKS_MOST);
+    assert_int_equal(peer_most_blocks(COMM_WITHOUT_GEMM, 132, 2), 132 - nccl - NCCL_BLOCKS);
+    assert_int_equal(peer_most_blocks(COMM_WITHOUT_GEMM, 132, 3), 132 - nccl - 2 * NCCL_BLOCKS);
+    assert_int_equal(peer_most_blocks(COMM_WITHOUT_GEMM, 108, 1), 54);
+    assert_int_equal(peer_most_blocks(COMM_WITHOUT_GEMM, 84, 1), 84 - nccl);
+    // Never fewer than beside a GEMM.
+    assert_int_equal(peer_most_blocks(COMM_WITHOUT_GEMM, 108, 3), PEER_BLOCKS);
+    assert_int_equal(peer_most_blocks(COMM_WITHOUT_GEMM, 1, 1), 1);
 }
 
 // Flags of lanes overlap neither each other nor the flags of peer_memory.cu, and fit into the
@@ -112,7 +116,7 @@ int main(void) {
         cmocka_unit_test(all_reduce_ranges),
         cmocka_unit_test(reduce_scatter_ranges),
         cmocka_unit_test(blocks),
-        cmocka_unit_test(blocks_of_half_the_gpu),
+        cmocka_unit_test(blocks_without_a_gemm),
         cmocka_unit_test(flags),
         cmocka_unit_test(lanes),
         cmocka_unit_test(overlaps),

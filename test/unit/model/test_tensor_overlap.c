@@ -147,8 +147,15 @@ void op_add_parts(Stream *s, float *y, const float *parts, int64_t n, int ranks)
     reads(s, parts, 4 * ranks * n);
     writes(s, y, 4 * n);
 }
+// Collectives on compute overlap with no GEMM.
+static void check_beside(const Stream *s, CommBeside beside) {
+    bool alone = !strcmp(s->name, "compute");
+    if (beside != (alone ? COMM_WITHOUT_GEMM : COMM_BESIDE_GEMM))
+        fail_msg("a collective on %s has the SMs of another one", s->name);
+}
 bool comm_reduce_direct(const Group *group, const CommReduce *a, Stream *s) {
     if (!way.direct) return false;
+    check_beside(s, a->beside);
     begin_on(s, "reduce");
     writes(s, &group->comm->order, 1);
     if (a->bias) reads(s, a->bias, X * a->C);
@@ -159,6 +166,7 @@ bool comm_reduce_direct(const Group *group, const CommReduce *a, Stream *s) {
 }
 bool comm_gather_direct(const Group *group, const CommGather *a, Stream *s) {
     if (!way.direct) return false;
+    check_beside(s, a->beside);
     begin_on(s, "gather");
     writes(s, &group->comm->order, 1);
     reads(s, a->own, (int64_t)a->bytes);
@@ -364,17 +372,19 @@ static void reductions_overlap_gemms(void **state) {
 }
 
 // In backward of QKV and fc1, the gather of the norm's output can overlap with the GEMM for dx, and
-// the reduction of dx with the GEMM for dw. In backward of the projection and fc2, the gather of the
-// gradient precedes the GEMMs.
+// the reduction of dx with the GEMM for dw. In backward of the projection and fc2, the gather of
+// the gradient precedes the GEMMs.
 static void backward_overlaps_gemms(void **state) {
     Recording r;
     way = (Case){"optim", false, true, true, true};
     open_recording(&r, -1, -1);
     run(&r);
+    assert_int_equal(find(&r, "reduce", 0)->stream, r.compute->id);  // of the embedding
     for (int i = 0; i < 2 * LAYERS; i++) {
         int saved = 3 + 2 * i, reduce = 2 + i;  // embedding, first norm and LM head come first
         overlaps(&r, "gather", saved, "dx", i);
         overlaps(&r, "reduce", reduce, "dw", i);
+        assert_int_equal(find(&r, "gather", saved - 1)->stream, r.compute->id);
         assert_true(before(find(&r, "gather", saved - 1), find(&r, "dx and dw", i)));
         assert_true(before(find(&r, "gather", saved), find(&r, "dw", i)));
     }
