@@ -127,9 +127,9 @@ typedef struct CommNorm {
     floatX *whole;          // (B, T, C) in mapped memory: receives y of all ranks; NULL: not needed
 } CommNorm;
 // Computes it in one kernel. Returns false without effect if the kernel does not support the norm:
-// with dropout, without gamma or residual, with all rows on more than two ranks, or if a buffer is
-// not 16-byte aligned, not in mapped memory or overlaps `partial`. All ranks must make the same
-// calls, as for comm_reduce_direct.
+// with dropout, without gamma or residual, with all rows on more than two ranks or on too few free
+// SMs, or if a buffer is not 16-byte aligned, not in mapped memory or overlaps `partial`. All ranks
+// must make the same calls, as for comm_reduce_direct.
 bool comm_norm_direct(const Group *group, const CommNorm *a, Stream *stream);
 
 // Returns the bytes this rank has sent in this group, with links but without comm_connect.

@@ -222,6 +222,12 @@ static void verify(Bench *b, Kind kind, size_t bytes) {
         fatal(&b->site, EXIT_COMMUNICATION, "%s of %zu bytes: %u wrong words", KIND[kind], bytes, wrong);
 }
 
+// Returns true if peer_reduce_norm supports norms of all rows on every rank.
+static bool normalizes_all(const Bench *b) {
+    int most = peer_most_blocks(COMM_WITHOUT_GEMM, b->device->multiprocessors, 1);
+    return peer_normalizes_all(b->launch.size, most);
+}
+
 static void measure(Bench *b) {
     bool first = b->launch.rank == 0;
     if (first) {
@@ -236,7 +242,7 @@ static void measure(Bench *b) {
             size_t unit = (size_t)b->launch.size * 4096, bytes = ((size_t)b->mb[s] << 20) / unit * unit;
             double us[WAYS];
             if (k < NORM) verify(b, (Kind)k, bytes);
-            if (k == NORM && b->launch.size > 2) continue;  // peer_reduce_norm does not support it
+            if (k == NORM && !normalizes_all(b)) continue;
             for (int w = 0; w < WAYS; w++)
                 us[w] = k >= NORM && w == NCCL ? 0 : time_way(b, w, (Kind)k, bytes);
             if (!first) continue;

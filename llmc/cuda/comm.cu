@@ -383,10 +383,11 @@ static bool has_own_gpu(const Group *group, Error *err) {
 }
 
 // Returns the number of NCCL collectives that may be pending at the same time as a direct
-// collective: both hops of gradients and weights, and the gather of a layer's weights.
+// collective: both hops of gradients and weights, the gather of a layer's weights, and the outer
+// exchange of local steps.
 static int concurrent_collectives(const Mesh *mesh) {
     return (mesh->node.size > 1) + (mesh->rail.size > 1) +
-           (mesh->shards.size > 1 || mesh->shard_rail.size > 1);
+           (mesh->shards.size > 1 || mesh->shard_rail.size > 1) + (mesh->replica_groups.size > 1);
 }
 
 bool comm_open_direct(const Group *group, void *flags, const CommPiece *piece, int pieces, Error *err) {
@@ -442,9 +443,9 @@ bool comm_norm_direct(const Group *group, const CommNorm *a, Stream *stream) {
 //    because a pass depends only on earlier passes of its neighbors (test_pipeline.c).
 // 2. The same hardware queue. device.cu requests 32 queues. A rank creates at most 16 streams,
 //    before NCCL creates its own.
-// 3. Free SMs. Links occupy 6 * LINK_CHANNELS = 12 of 100 or more SMs, and direct collectives leave
-//    room for them and for NCCL's collectives (peer_most_blocks). The other kernels need no other
-//    rank and complete on the remaining SMs.
+// 3. Free SMs. Links occupy 6 * LINK_CHANNELS = 12 of 100 or more SMs. On a GPU of 132 SMs, direct
+//    collectives leave room for them and for NCCL's collectives (peer_most_blocks). The other
+//    kernels need no other rank and complete on the remaining SMs.
 // 4. The host. At the first launch of a kernel, CUDA may wait for all work on the GPU. So before
 //    the first message, stages launch once each kernel of forward and backward (gpt_needs_warm_up)
 //    and of the reductions in every micro-batch (zero_warm_up). Other kernels run first in the

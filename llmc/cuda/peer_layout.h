@@ -12,7 +12,7 @@ enum {
     PEER_BLOCKS = 24,       // most of them beside a GEMM
     PEER_BLOCKS_MOST = 64,  // without a GEMM
     PEER_BLOCKS_NORM = 48,  // fewer make an all-reduce with a norm slower than two kernels
-    NCCL_BLOCKS = 32,       // most blocks of an NCCL collective
+    NCCL_BLOCKS = 32,       // usual limit of an NCCL collective
     NCCL_LINK_BLOCKS = 12,  // of all links (comm.cu)
     PEER_THREADS = 512,     // threads of a block
     PEER_VECTOR = 16,       // bytes of an access
@@ -58,6 +58,10 @@ static inline int peer_most_blocks(CommBeside beside, int multiprocessors, int c
     if (beside == COMM_BESIDE_GEMM || most < quarter) most = quarter;
     return most < 1 ? 1 : most;
 }
+
+// Returns true if the kernel that reduces and normalizes all rows on every rank supports the group
+// and is faster than separate kernels. most: its blocks.
+static inline bool peer_normalizes_all(int ranks, int most) { return ranks == 2 && most >= PEER_BLOCKS_NORM; }
 
 // Returns the byte offset of a lane's flags in the memory for flags.
 static inline size_t peer_lane_offset(int lane) {

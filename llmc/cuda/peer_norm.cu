@@ -19,7 +19,7 @@
 // latency of loads from the other GPU. With more ranks a row already has enough loads in flight,
 // and two rows would not fit into registers.
 //
-// No GEMM runs at the same time, so this kernel may use half of the SMs (COMM_WITHOUT_GEMM).
+// No GEMM runs at the same time, so this kernel may use up to half of the SMs (COMM_WITHOUT_GEMM).
 #include <assert.h>
 
 #include "llmc/cuda/limits.h"

@@ -213,7 +213,7 @@ struct PeerReduce {
     const void *user[PEER_LANES];  // stream of each lane, NULL: free
     uint32_t number[PEER_LANES];   // number of the lane's last barrier
     int blocks[COMM_BESIDES];      // maximum of a launch
-    bool norms_pay;                // an all-reduce with a norm is faster than two kernels
+    bool normalizes_all;           // peer_normalizes_all
     SumKernel sum, sum_fp32;
 };
 
@@ -335,7 +335,7 @@ static bool can_normalize(const PeerReduce *n, const CommNorm *a) {
     const void *const separate[] = {a->whole, norm->x, norm->y, norm->residual};
     const size_t separate_bytes[] = {bytes, own, own, own};
     bool split = rows * n->size == N && norm->rows.first == n->rank * rows;
-    bool whole = rows == N && n->size == 2 && !a->whole && n->norms_pay;
+    bool whole = rows == N && !a->whole && n->normalizes_all;
     if ((!split && !whole) || !norm->gamma || !norm->residual || norm->dropout.p > 0.0f) return false;
     if (norm->C % LIMIT_MULTIPLE || norm->C > LIMIT_HIDDEN) return false;
     for (const void *p : vectors)
@@ -457,7 +457,7 @@ static bool open_peers(PeerReduce *n, void *flags, const CommPiece *piece, int p
     for (int i = 0; i < COMM_BESIDES; i++)
         n->blocks[i] = peer_most_blocks((CommBeside)i, n->device->multiprocessors, collectives);
     peers_all_reduce(n->ranks, n->blocks, COMM_BESIDES, MPI_INT, MPI_MIN);
-    n->norms_pay = n->blocks[COMM_WITHOUT_GEMM] >= PEER_BLOCKS_NORM;
+    n->normalizes_all = peer_normalizes_all(n->size, n->blocks[COMM_WITHOUT_GEMM]);
     if (!peer_memory_share(n->memory, flags, piece, pieces, err)) return false;
     for (int i = 0; i < pieces; i++) {
         if (piece[i].bytes) return try_sum(n, piece[i].memory, piece[i].bytes, err);

@@ -194,8 +194,8 @@ static void copy_range(Stream *s, const TpSum *sum, int sums, int64_t lo, int64_
     int64_t start = 0;
     for (int i = 0; i < sums; start += sum[i++].n) {
         int64_t from = lo > start ? lo : start, end = start + sum[i].n, to = hi < end ? hi : end;
-        float *array = sum[i].values + (from - start), *part = packed + (from - lo);
         if (from >= to) continue;
+        float *array = sum[i].values + (from - start), *part = packed + (from - lo);
         copy_on_device(s, back ? array : part, back ? part : array, (size_t)(to - from) * sizeof(float));
     }
 }

@@ -168,8 +168,14 @@ static bool run_case(Lab *lab, const Buffers *buffers, const Case *t) {
     return true;
 }
 
+static bool supports_all_rows(const Lab *lab) {
+    return peer_normalizes_all(lab->size,
+                               peer_most_blocks(COMM_WITHOUT_GEMM, lab->device->multiprocessors, 1));
+}
+
 static bool possible(const Lab *lab, const Case *t) {
-    return (int64_t)t->rows * lab->size * t->C <= MOST_NORMED && (t->way != ALL_ROWS || lab->size == 2);
+    return (int64_t)t->rows * lab->size * t->C <= MOST_NORMED &&
+           (t->way != ALL_ROWS || supports_all_rows(lab));
 }
 
 static void test_shapes(Lab *lab, const char *blocks) {
@@ -196,7 +202,7 @@ static void test_rounds(Lab *lab) {
     for (int round = 0; round < lab->rounds; round++) {
         const Buffers *m = &lab->buffers[draw(&same) % STREAMS];
         uint32_t shape = draw(&same) % SHAPE_COUNT, bits = draw(&same);
-        Case t = {(Way)(bits % (lab->size == 2 ? WAYS : ALL_ROWS)),
+        Case t = {(Way)(bits % (supports_all_rows(lab) ? WAYS : ALL_ROWS)),
                   1 + (int)(draw(&same) % (uint32_t)SHAPES[shape].rows),
                   SHAPES[shape].C,
                   (bits >> 4) % 2 == 1,
@@ -291,7 +297,7 @@ static void test_comm(Lab *lab) {
     check(lab->checks, !comm_norm_direct(tp, &a, buffers->stream), "a norm without comm_open_direct");
     if (!check(lab->checks, comm_open_direct(tp, lab->flags, piece, 2, &err), "not opened: %s", err.what))
         return;
-    for (int way = 0; way < (lab->size == 2 ? WAYS : ALL_ROWS); way++) {
+    for (int way = 0; way < (supports_all_rows(lab) ? WAYS : ALL_ROWS); way++) {
         t.way = (Way)way;
         a = fused_norm(lab, &t, &m, &n);
         uint64_t before = comm_sent(tp), block = 16 * 1024 * sizeof(floatX);

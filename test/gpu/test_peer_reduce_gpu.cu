@@ -82,7 +82,7 @@ static CommReduce reduce_of(const Lab *lab, const Buffers *m, const Case *t) {
     a.total = t->total;
     a.fp32 = t->fp32;
     a.scatter = scatters(t);
-    a.beside = (CommBeside)(t->seed / 2 % COMM_BESIDES);
+    a.beside = (CommBeside)(t->seed / (2 * MODES) % COMM_BESIDES);
     return a;
 }
 
