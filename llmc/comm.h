@@ -89,7 +89,8 @@ bool comm_open_direct(const Group *group, void *flags, const CommPiece *piece, i
 // Unmaps the memory, which may then be freed. Collective over the group; no collective may be
 // pending. No-op unless the memory is mapped.
 void comm_close_direct(const Group *group);
-// What runs at the same time as a direct collective, which limits the SMs that it may occupy.
+// Whether a GEMM runs at the same time as a direct collective, which limits the SMs that it may
+// occupy. COMM_BESIDES: number of values.
 typedef enum CommBeside { COMM_BESIDE_GEMM, COMM_WITHOUT_GEMM, COMM_BESIDES } CommBeside;
 // A sum over the ranks, in fp32 and in rank order, rounded once: bitwise identical to op_sum_parts
 // (op_add_parts if fp32) of gathered parts.

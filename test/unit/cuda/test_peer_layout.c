@@ -77,6 +77,9 @@ static void blocks_without_a_gemm(void **state) {
     assert_int_equal(peer_most_blocks(COMM_WITHOUT_GEMM, 132, 3), 132 - nccl - 2 * NCCL_BLOCKS);
     assert_int_equal(peer_most_blocks(COMM_WITHOUT_GEMM, 108, 1), 54);
     assert_int_equal(peer_most_blocks(COMM_WITHOUT_GEMM, 84, 1), 84 - nccl);
+    assert_true(peer_normalizes_all(2, PEER_BLOCKS_NORM));
+    assert_false(peer_normalizes_all(2, PEER_BLOCKS_NORM - 1));
+    assert_false(peer_normalizes_all(4, PEER_BLOCKS_MOST));
     // Never fewer than beside a GEMM.
     assert_int_equal(peer_most_blocks(COMM_WITHOUT_GEMM, 108, 3), PEER_BLOCKS);
     assert_int_equal(peer_most_blocks(COMM_WITHOUT_GEMM, 1, 1), 1);
