@@ -249,6 +249,7 @@ $(BUILD)/test/unit/state/test_overlap: LDFLAGS += -Wl,--wrap=disk_update,--wrap=
     -Wl,--wrap=disk_open_chunk,--wrap=disk_update_chunk
 # Its ops and collectives take precedence over the backend's.
 $(BUILD)/test/unit/model/test_tensor_overlap: LDFLAGS += -Wl,--allow-multiple-definition
+$(BUILD)/test/unit/model/test_tensor_open: LDFLAGS += -Wl,--wrap=comm_own_gpus,--wrap=comm_open_direct
 $(BUILD)/test/unit/model/test_gpt: LDFLAGS += -Wl,--wrap=zero_reduce_unit
 $(BUILD)/test/mpi/test_heartbeat: LDFLAGS += -Wl,--wrap=mmap,--wrap=pthread_create
 $(BUILD)/test/fuzz/fuzz_shard: LDFLAGS += -Wl,--wrap=mmap,--wrap=munmap

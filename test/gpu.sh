@@ -491,39 +491,52 @@ check_layouts() {
         --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 4 --global-batch-size 8
 }
 
-# as_nccl RANKS NAME FLAGS...: checks that collectives over peer memory give the bits of NCCL.
+# as_nccl RANKS NAME FLAGS...: checks that collectives over peer memory give the bits of NCCL. Ranks
+# that share a GPU run fewer steps, because each collective takes several of its time slices.
 as_nccl() {
-    local ranks=$1 what="$2 in peer memory" steps=(--train-iters 20 --deterministic-mode)
+    local ranks=$1 what="$2 in peer memory" steps=20 backend=auto
     shift 2
-    [ "$ranks" -le "$gpus" ] || { skip "$what" "$gpus GPUs"; return; }
-    trained nccl 1 "$ranks" "${steps[@]}" "$@" --tp-comm-backend nccl &&
-        trained peer 1 "$ranks" "${steps[@]}" "$@" || return  # auto
+    fits 1 "$ranks" || { skip "$what" "$gpus GPUs"; return; }
+    if [ "$ranks" -gt "$gpus" ]; then steps=5 backend=peer; fi
+    set -- --train-iters $steps --deterministic-mode "$@"
+    trained nccl 1 "$ranks" "$@" --tp-comm-backend nccl &&
+        trained peer 1 "$ranks" "$@" --tp-comm-backend $backend || return
     if grep -q 'collectives read and write the memory of the other GPUs' "$work/log"; then
         same "$what: identical to NCCL" nccl peer
     else not_ok "$what" "not used: $(grep -m 1 "tensor-parallel collectives" "$work/log")"; fi
 }
-# Tensor parallelism over peer memory, which needs a GPU per rank.
+# By default, ranks that share a GPU use NCCL, because peer memory would be slow.
+auto_shares_no_gpu() {
+    local what="ranks that share a GPU use NCCL by default"
+    trained auto 1 2 --train-iters 2 "$@" || return
+    if grep -q 'tensor-parallel collectives use NCCL: several ranks share GPU' "$work/log"; then ok "$what"
+    else not_ok "$what" "$(grep -m 1 'tensor-parallel collectives' "$work/log")"; fi
+}
+# Tensor parallelism over peer memory.
 check_peer() {
-    local ranks program tp2=(--tensor-model-parallel-size 2) pp2=(--pipeline-model-parallel-size 2)
+    local ranks program share tp2=(--tensor-model-parallel-size 2) pp2=(--pipeline-model-parallel-size 2)
     for ranks in 2 4 8; do
         what="peer memory of $ranks ranks"
-        [ $ranks -le "$gpus" ] || { skip "$what" "$gpus GPUs"; continue; }
+        fits 1 $ranks || { skip "$what" "$gpus GPUs"; continue; }
+        share=()
+        [ $ranks -le "$gpus" ] || share=(--share-gpus --rounds 100)
         for program in test_peer_reduce_gpu test_peer_norm_gpu; do
-            counted "$what, $program" "${mpi[@]}" -np $ranks "$BUILD/test/gpu/$program"
+            counted "$what, $program" "${mpi[@]}" -np $ranks "$BUILD/test/gpu/$program" \
+                ${share[@]+"${share[@]}"}
             [ $ranks = 2 ] || counted "$what in pairs, $program" "${mpi[@]}" -np $ranks \
-                "$BUILD/test/gpu/$program" --group 2
+                "$BUILD/test/gpu/$program" --group 2 ${share[@]+"${share[@]}"}
         done
     done
+    [ "$gpus" -ge 2 ] || auto_shares_no_gpu "${tp2[@]}"
     as_nccl 2 "T 2" "${tp2[@]}"
     as_nccl 2 "T 2, sequence parallel" "${tp2[@]}" --sequence-parallel
     as_nccl 4 "T 4" --tensor-model-parallel-size 4
     as_nccl 4 "T 2, P 2, sequence parallel" "${tp2[@]}" "${pp2[@]}" --sequence-parallel
     as_nccl 4 "T 2 on two data-parallel ranks, SDP4Bit" "${tp2[@]}" "${sdp4bit[@]}"
-    [ "$gpus" -ge 2 ] || { skip "ends of jobs in peer memory" "$gpus GPUs"; return; }
     ended "a rank that is killed ends a job in peer memory" KILL 137 "rank 1 .*signal 9" "${tp2[@]}" \
-        --tp-comm-backend peer
+        --tp-comm-backend peer --gpus-per-node 2
     ended "a rank that is stopped ends a job in peer memory and is named" STOP 7 \
-        "rank 1 has shown no sign of life for" "${tp2[@]}" --tp-comm-backend peer
+        "rank 1 has shown no sign of life for" "${tp2[@]}" --tp-comm-backend peer --gpus-per-node 2
 }
 
 # same_sharded: sharding and offload must not change any bit of the losses and norms of 20 steps.

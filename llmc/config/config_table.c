@@ -214,7 +214,7 @@ static const Option table[] = {
            "auto|nccl|peer",
            "how the T ranks exchange activations. peer: one kernel per collective, which reads and writes "
            "the memory of the other GPUs of the node. nccl: NCCL and separate kernels. auto: peer if all T "
-           "ranks can, else nccl. Results are bitwise identical"),
+           "ranks can and none share a GPU, else nccl. Results are bitwise identical"),
     FLAG("tp-comm-overlap", FREE | NEEDS_TENSOR_RANKS, tp_comm_overlap,
          "overlap all-reduces of the forward pass with GEMMs: large micro-batches are processed in two "
          "blocks of tokens. No effect with --sequence-parallel, FP8 and --quantized-tensor-parallel"),

@@ -61,6 +61,7 @@ bool comm_share(const Group *node, void *flags, const CommPiece *piece, int piec
     return system_error(err, "%s", device_kind()->only_way);
 }
 void comm_unshare(const Group *node) {}
+bool comm_own_gpus(const Group *group, Error *err) { return true; }
 bool comm_open_direct(const Group *group, void *flags, const CommPiece *piece, int pieces, Error *err) {
     return system_error(err, "%s", device_kind()->only_way);
 }

@@ -366,20 +366,19 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
 
 // --- direct collectives --------------------------------------------------------------------------
 
-// Returns false if several ranks of the group share a GPU. Their kernels wait for each other, but
-// would only run in turns. Collective.
-static bool has_own_gpu(const Group *group, Error *err) {
-    char own[32] = "", all[PEER_RANKS][sizeof own];
-    if (group->size > PEER_RANKS)
-        return system_error(err, "a group has %d ranks, but at most %d can use peer memory", group->size,
-                            PEER_RANKS);
+bool comm_own_gpus(const Group *group, Error *err) {
+    char own[32] = "";
+    bool ok = true;
+    if (!group->comm) return true;
+    char *all = (char *)xcalloc((size_t)group->size, sizeof own, "device identities");
     device_identity(group->comm->device->index, own, sizeof own);
     peers_all_gather(peers_of(group), own, all, sizeof own, MPI_BYTE);
-    for (int r = 0; r < group->size; r++) {
-        if (r == group->rank || strcmp(all[r], own) != 0) continue;
-        return system_error(err, "several ranks share GPU %s", own);
+    for (int r = 0; ok && r < group->size; r++) {
+        if (r == group->rank || strcmp(all + (size_t)r * sizeof own, own) != 0) continue;
+        ok = system_error(err, "several ranks share GPU %s", own);
     }
-    return true;
+    free(all);
+    return peers_agree(peers_of(group), ok, err, NULL);
 }
 
 // Returns the number of NCCL collectives that may be pending at the same time as a direct
@@ -392,7 +391,6 @@ static int concurrent_collectives(const Mesh *mesh) {
 
 bool comm_open_direct(const Group *group, void *flags, const CommPiece *piece, int pieces, Error *err) {
     if (!group->comm) return system_error(err, "the group has one rank");
-    if (!peers_agree(peers_of(group), has_own_gpu(group, err), err, NULL)) return false;
     Comm *comm = group->comm;
     comm->direct = peer_reduce_open(comm->device, group->mpi, flags, piece, pieces,
                                     concurrent_collectives(comm->mesh), err);

@@ -9,7 +9,7 @@ LLMC_BEGIN
 
 typedef struct PeerMemory PeerMemory;
 
-// node: communicator of at least two ranks, each with its own GPU. Collective.
+// node: communicator of at least two ranks, which may share GPUs. Collective.
 PeerMemory *peer_memory_open(Device *device, MPI_Comm node);
 // Unmaps all shared memory and frees the object. Collective.
 void peer_memory_close(PeerMemory *peers);

@@ -191,6 +191,18 @@ static Yarn yarn_of(const Config *c) {
                   .rounded = !c->no_yarn_correction_range_round_to_int};
 }
 
+static TensorParallel tensor_parallel_of(const Config *c, const Group *group) {
+    bool several = group->size > 1;
+    return (TensorParallel){.group = group,
+                            .sequence = c->sequence_parallel && several,
+                            .C = c->hidden_size,
+                            .peer = c->tp_comm_backend != TP_COMM_NCCL && several,
+                            .may_share_gpu = c->tp_comm_backend == TP_COMM_PEER,
+                            .block_bytes = tp_splits_rows(c) ? TP_BLOCK_BYTES : 0,
+                            .coded = c->quantized_tensor_parallel && several,
+                            .format = tp_format(c)};
+}
+
 void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     int ranks = mesh->tp.size;
     assert(config->num_attention_heads % ranks == 0 && config->num_layers % mesh->pp.size == 0);
@@ -232,13 +244,7 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->recompute_full = config->recompute_granularity == RECOMPUTE_FULL;
     gpt->slots = pipeline_in_flight(gpt->stage.shape, config->micro_batches);
     gpt->inputs = gpt->stage.embeds && gpt->stage.shape.chunks == 1 ? 0 : gpt->slots + 1;
-    gpt->tp.group = &mesh->tp;
-    gpt->tp.sequence = config->sequence_parallel && ranks > 1;
-    gpt->tp.peer = config->tp_comm_backend != TP_COMM_NCCL && ranks > 1;
-    gpt->tp.C = gpt->C;
-    gpt->tp.block_bytes = tp_splits_rows(config) ? TP_BLOCK_BYTES : 0;
-    gpt->tp.coded = config->quantized_tensor_parallel && ranks > 1;
-    gpt->tp.format = tp_format(config);
+    gpt->tp = tensor_parallel_of(config, &mesh->tp);
     fp8_describe(gpt, config);
     messages_describe(gpt, config);
     describe_whole(gpt, config);

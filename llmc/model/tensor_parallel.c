@@ -3,13 +3,22 @@
 
 #include <assert.h>
 
+// Maps `shared` in all ranks, unless ranks share a GPU and this was not requested.
+static void open_direct(TensorParallel *tp) {
+    bool own_gpus = comm_own_gpus(tp->group, &tp->not_direct);
+    if (!own_gpus && !tp->may_share_gpu) return;
+    tp->not_direct = (Error){0};
+    bool opened = comm_open_direct(tp->group, tp->flags, tp->shared, TP_SHARED, &tp->not_direct);
+    tp->shares_gpu = opened && !own_gpus;
+}
+
 void tp_open(TensorParallel *tp, Device *device) {
     if (tp->group->size == 1) return;
     tp->side = stream_create_urgent(device, "tensor parallel");
     tp->queued = event_create(device);
     tp->gathered = event_create(device);
     for (int i = 0; i < TP_BLOCKS; i++) tp->reduced[i] = event_create(device);
-    if (tp->peer) comm_open_direct(tp->group, tp->flags, tp->shared, TP_SHARED, &tp->not_direct);
+    if (tp->peer) open_direct(tp);
 }
 
 void tp_close(TensorParallel *tp) {

@@ -52,11 +52,13 @@ typedef struct TensorParallel {
     const Group *group;  // size 1: no tensor parallelism
     bool sequence;       // --sequence-parallel
     int C;
-    floatX *parts;  // (N, C) device memory for the blocks of rows received from other ranks
-    bool peer;      // tries peer memory: --tp-comm-backend auto or peer
-    void *flags;    // (COMM_FLAG_BYTES) for comm_open_direct; only if `peer`
+    floatX *parts;       // (N, C) device memory for the blocks of rows received from other ranks
+    bool peer;           // tries peer memory: --tp-comm-backend auto or peer
+    bool may_share_gpu;  // also if ranks share a GPU: --tp-comm-backend peer
+    bool shares_gpu;     // ranks share a GPU and use peer memory, which is slow
+    void *flags;         // (COMM_FLAG_BYTES) for comm_open_direct; only if `peer`
     CommPiece shared[TP_SHARED];
-    Error not_direct;        // why comm_open_direct failed; code 0 if it did not
+    Error not_direct;        // why peer memory is not used; code 0 if it is
     Stream *compute, *side;  // side NULL: collectives run on `compute`
     Event *queued, *gathered, *reduced[TP_BLOCKS];
     int64_t block_bytes;  // least bytes of a row block; 0: forward does not split the rows

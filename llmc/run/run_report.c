@@ -75,10 +75,11 @@ static void report_exchange(Run *run) {
 // Logs how tensor-parallel ranks communicate (--tp-comm-backend).
 static void report_tensor_parallel(Run *run) {
     Error why = run->gpt->tp.not_direct;
-    int without = why.code != 0;
+    int without = why.code != 0, sharing = run->gpt->tp.shares_gpu;
     Peers world = run_peers(run, run->launch.world);
     if (!run->gpt->tp.peer) return;
     peers_all_reduce(world, &without, 1, MPI_INT, MPI_SUM);
+    peers_all_reduce(world, &sharing, 1, MPI_INT, MPI_SUM);
     peers_agree(world, !why.code, &why, NULL);
     if (without == 0) {
         log_line(run->log, "tensor-parallel collectives%s read and write the memory of the other GPUs",
@@ -91,6 +92,9 @@ static void report_tensor_parallel(Run *run) {
     } else if (!device_kind()->only_way) {
         log_line(run->log, "tensor-parallel collectives use NCCL: %s", why.what);
     }
+    if (sharing > 0)
+        log_line(run->log,
+                 "WARNING: --tp-comm-backend peer is slow, because ranks share a GPU; use it only for tests");
 }
 
 static void report_batch(Run *run) {

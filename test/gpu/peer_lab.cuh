@@ -4,7 +4,7 @@
 //   rounds      consecutive collectives with random sizes and delays [1000]
 //   group       ranks of a group, a divisor of all ranks [all]; the groups run at the same time
 //   share-gpus  allows several ranks per GPU, to test more ranks than GPUs. Their kernels run in
-//               turns, so use few rounds. Skips the tests through NCCL and comm.h
+//               turns, so use few rounds. Skips the tests through NCCL
 #pragma once
 #include <mpi.h>
 #include <stdint.h>
@@ -188,12 +188,10 @@ static int lab_main(const char *program, unsigned seconds, int argc, char **argv
     alarm(seconds);
     place(&lab, group);
     open_lab(&lab);
-    if (!lab.share_gpus) {
-        comm_open(&lab.mesh, lab.device, 60);
-        comm_connect(&lab.mesh, lab.buffers[0].local);
-    }
+    comm_open(&lab.mesh, lab.device, 60);
+    if (!lab.share_gpus) comm_connect(&lab.mesh, lab.buffers[0].local);
     test(&lab);
-    if (!lab.share_gpus) comm_close(&lab.mesh);
+    comm_close(&lab.mesh);
     int failed = checks.failed, rank = lab.mesh.world.rank;
     mesh_close(&lab.mesh);
     MPI_Allreduce(&failed, &checks.failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);

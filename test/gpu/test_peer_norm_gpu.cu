@@ -1,6 +1,6 @@
-// Tests the reduction with a norm over peer memory (peer_reduce_norm) with one GPU per rank, bit
-// for bit against the separate ops. Every rank computes the other ranks' inputs, so that the
-// reference needs no communication: op_sum_parts, then op_layernorm_forward of all rows.
+// Tests the reduction with a norm over peer memory (peer_reduce_norm) bit for bit against the
+// separate ops. Every rank computes the other ranks' inputs, so that the reference needs no
+// communication: op_sum_parts, then op_layernorm_forward of all rows.
 //
 //   mpirun -n 2 test_peer_norm_gpu [--rounds N] [--group N] [--share-gpus]
 //
@@ -327,7 +327,7 @@ static void test_all(Lab *lab) {
         test_late_rank(lab);
     }
     peer_reduce_close(lab->peers);
-    if (!lab->share_gpus) test_comm(lab);
+    test_comm(lab);
 }
 
 int main(int argc, char **argv) { return lab_main("test_peer_norm_gpu", SECONDS_MOST, argc, argv, test_all); }

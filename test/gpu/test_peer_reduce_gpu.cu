@@ -1,6 +1,6 @@
-// Tests the collectives over peer memory (llmc/cuda/peer_reduce.h) with one GPU per rank, bit for
-// bit against sums computed from the known inputs and against the path that they replace:
-// all-to-all, op_sum_parts and all-gather.
+// Tests the collectives over peer memory (llmc/cuda/peer_reduce.h) bit for bit against sums
+// computed from the known inputs and against the path that they replace: all-to-all, op_sum_parts
+// and all-gather.
 //
 //   mpirun -n 2 test_peer_reduce_gpu [--rounds N] [--group N] [--share-gpus]
 //
@@ -333,7 +333,7 @@ static void test_all(Lab *lab) {
         test_late_rank(lab);
     }
     peer_reduce_close(lab->peers);
-    if (!lab->share_gpus) test_comm(lab);
+    test_comm(lab);
 }
 
 int main(int argc, char **argv) {
