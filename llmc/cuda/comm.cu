@@ -439,8 +439,8 @@ bool comm_norm_direct(const Group *group, const CommNorm *a, Stream *stream) {
 // 1. The same stream. Each link has its own stream. The caller's stream waits for messages only in
 //    link_arrived and link_sent, in the order of the 1F1B schedule. The schedule has no cycles,
 //    because a pass depends only on earlier passes of its neighbors (test_pipeline.c).
-// 2. The same hardware queue. device.cu requests 32 queues. A rank creates at most 16 streams,
-//    before NCCL creates its own.
+// 2. The same hardware queue. device.cu requests at least as many queues as a rank has streams (at
+//    most 16, see devices.c), usually 32. NCCL creates its own streams later.
 // 3. Free SMs. Links occupy 6 * LINK_CHANNELS = 12 of 100 or more SMs. On a GPU of 132 SMs, direct
 //    collectives leave room for them and for NCCL's collectives (peer_most_blocks). The other
 //    kernels need no other rank and complete on the remaining SMs.

@@ -40,9 +40,12 @@ void devices_take_visible(OwnDevice *own, const VisibleDevices *of_rank) {
     own->sharers = 1;
 }
 
+// Most streams of a rank without and with the links of pipeline parallelism.
+enum { STREAMS = 12, STREAMS_AND_LINKS = 16 };
+
 OwnDevice devices_choose(Peers host, const Mesh *mesh, bool emulated_nodes) {
     OwnDevice own = devices_in_order(host.comm);
-    VisibleDevices seen = {device_count(), ""};
+    VisibleDevices seen = {device_count(mesh->pp.size > 1 ? STREAMS_AND_LINKS : STREAMS), ""};
     devices_share(&own, mesh, seen.count, emulated_nodes);
     if (!device_kind()->numbered || own.host_ranks == 1) return own;
     device_identity(0, seen.first, sizeof seen.first);

@@ -156,7 +156,7 @@ static void usage(void) {
 // Builds the groups and opens this rank's GPU.
 static void place(Lab *lab, int group) {
     Error err = {};
-    int rank = 0, size = 1, gpus = device_count();
+    int rank = 0, size = 1, gpus = device_count(4);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     int *host_of_rank = (int *)calloc((size_t)size, sizeof(int));
