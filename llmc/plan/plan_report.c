@@ -34,13 +34,26 @@ typedef struct Stages {
 
 static const BucketLayout *layout_of(const StagePlan *s) { return zero_layout(s->zero); }
 
+static void stage_free(StagePlan *s) {
+    memory_plan_free(&s->memory_plan, NULL);
+    traffic_free(&s->traffic);
+    chunks_free(s->chunks);
+    zero_free(s->zero);
+}
+
 static void stages_free(Stages *stages) {
-    for (int i = 0; i < stages->count; i++) {
-        memory_plan_free(&stages->stage[i].memory_plan, NULL);
-        traffic_free(&stages->stage[i].traffic);
-        chunks_free(stages->stage[i].chunks);
-        zero_free(stages->stage[i].zero);
-    }
+    for (int i = 0; i < stages->count; i++) stage_free(&stages->stage[i]);
+}
+
+// Plans the memory of the rank s->mesh.
+static bool plan_stage(StagePlan *s, const Config *c, Error *err) {
+    GPT gpt = {0};
+    s->zero = gpt_plan(&gpt, c, &s->mesh, &s->memory_plan, err);
+    s->frozen = gpt_frozen_parameters(&gpt);
+    gpt_free(&gpt);
+    if (!s->zero) return false;
+    if (c->replica_group) s->chunks = plan_chunks(c, &s->mesh, s->zero, &s->memory_plan, err);
+    return !c->replica_group || s->chunks;
 }
 
 static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, Error *err) {
@@ -51,13 +64,7 @@ static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, Error
         s->first = first[i];
         s->end = first[i + 1];
         s->mesh = mesh_of_rank(mesh, s->first * mesh->pp.stride);
-        GPT gpt = {0};
-        s->zero = gpt_plan(&gpt, c, &s->mesh, &s->memory_plan, err);
-        s->frozen = gpt_frozen_parameters(&gpt);
-        gpt_free(&gpt);
-        if (!s->zero) return false;
-        if (c->replica_group) s->chunks = plan_chunks(c, &s->mesh, s->zero, &s->memory_plan, err);
-        if (c->replica_group && !s->chunks) return false;
+        if (!plan_stage(s, c, err)) return false;
         s->traffic = traffic_make(c, &s->mesh, s->zero);
         size_t bytes = memory_plan_total(&s->memory_plan);
         if (!stages->fullest || bytes > memory_plan_total(&stages->fullest->memory_plan)) stages->fullest = s;
@@ -152,22 +159,49 @@ static long long saved_by_bf16(const StagePlan *s) {
     return (long long)(4 * averages - 2 * layout_whole_start(state, state->buckets));
 }
 
+// Returns the bytes of the optimizer state on the device.
+static double state_bytes(const MemoryPlan *plan) {
+    double bytes = 0;
+    for (int i = 0; i < plan->count; i++) {
+        const MemoryPlanEntry *entry = &plan->entries[i];
+        if (entry->place == ON_DEVICE && !strcmp(entry->group, "optimizer state"))
+            bytes += (double)entry->bytes;
+    }
+    return bytes;
+}
+
+// Prints the memory of this run minus the memory of the same run with AdamW.
+static void print_muon_memory(const Config *c, const StagePlan *s, FILE *out) {
+    Config adam = *c;
+    StagePlan other = {.first = s->first, .end = s->end, .mesh = s->mesh};
+    Error err;
+    adam.optimizer = OPTIMIZER_ADAM;
+    adam.exp_avg_dtype = MOMENT_FP32;
+    if (plan_stage(&other, &adam, &err)) {
+        const MemoryPlan *muon = &s->memory_plan, *plan = &other.memory_plan;
+        double state = state_bytes(muon) - state_bytes(plan);
+        double host = (double)memory_plan_host(muon) - (double)memory_plan_host(plan);
+        double disk = (double)memory_plan_disk(muon) - (double)memory_plan_disk(plan);
+        fprintf(out, "  compared with AdamW, bytes per rank: total %+.0f",
+                (double)memory_plan_total(muon) - (double)memory_plan_total(plan));
+        if (state != 0) fprintf(out, ", of which optimizer state %+.0f", state);
+        if (host != 0) fprintf(out, ", in host memory %+.0f", host);
+        if (disk != 0) fprintf(out, ", on disk %+.0f", disk);
+        fputc('\n', out);
+    }
+    stage_free(&other);
+}
+
 // Prints how Muon's work is divided.
 static void print_muon(const Config *c, const StagePlan *s, FILE *out) {
     const BucketLayout *plan = layout_of(s);
-    int64_t saved = 0;
     if (c->optimizer != OPTIMIZER_MUON) return;
     double all, most = plan_newton_schulz(c, s->zero, &all);
-    for (int b = 0; b < plan->buckets; b++) {
-        const Bucket *bucket = &zero_state_layout(s->zero)->bucket[b];
-        if (bucket->whole) saved += bucket->matrix_per_rank;
-    }
     fprintf(out, "  Newton-Schulz per step: %.4g TFLOP, at most %.4g on a rank (mean %.4g)\n", 1e-12 * all,
             1e-12 * most, 1e-12 * all / plan->dp);
     fprintf(out, "  every rank owns whole matrices, which takes %.1f %% of padding\n",
             100 * whole_padding(plan));
-    fprintf(out, "  Muon has one moment per matrix: %.2f GiB per rank less than AdamW in this layout\n",
-            4 * (double)saved / 0x1p30);
+    print_muon_memory(c, s, out);
     if (c->exp_avg_dtype == MOMENT_BF16)
         fprintf(out, "  momentum in bf16: %lld bytes per rank less than in fp32\n", saved_by_bf16(s));
 }

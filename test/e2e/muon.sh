@@ -222,6 +222,25 @@ saved() { # FLAGS...: memory of the optimizer state, and the saving that --plan 
     [ "${said:-0}" -gt 0 ] && [ $((fp32 - bf16)) = "$said" ]
 }
 check "--plan shows what bf16 saves" saved
+# sums: total, optimizer state and host memory of the plan.
+sums() {
+    awk '$1 == "optimizer" && $4 == "bytes" { state = $3 } $1 == "total" { total = $2 }
+        $1 == "host" && $2 == "memory" { host = $3 } END { print total + 0, state + 0, host + 0 }' "$work/plan"
+}
+# compared FLAGS...: the comparison with AdamW is the difference of the sums of both plans.
+compared() {
+    local flags=(--num-layers 4 --micro-batch-size 1 "$@") adam diff want=''
+    make_plan 4 "${flags[@]}" && adam=$(sums) && make_plan 4 "${flags[@]}" "${muon[@]}" || return 1
+    read -ra diff < <(awk -v a="$adam" -v b="$(sums)" 'BEGIN { split(a, x); split(b, y);
+        for (i = 1; i <= 3; i++) printf "%+.0f ", y[i] - x[i] }')
+    want="total ${diff[0]}"
+    [ "${diff[1]}" = +0 ] || want+=", of which optimizer state ${diff[1]}"
+    [ "${diff[2]}" = +0 ] || want+=", in host memory ${diff[2]}"
+    why="$(grep 'compared with' "$work/plan"), not $want"
+    [ "${diff[1]}${diff[2]}" != +0+0 ] && grep -qx "  compared with AdamW, bytes per rank: $want" "$work/plan"
+}
+check "--plan compares memory with AdamW" compared
+check "--plan compares memory with AdamW, offload" compared --optimizer-cpu-offload
 check "--plan shows what bf16 saves on the host" saved --optimizer-cpu-offload
 check "an update beyond the range on the host ends the run" refused 4 "the update on rank" 2 "${muon[@]}" \
     --lr 3.4e38 --min-lr 0 --lr-decay-style constant --lr-warmup-iters 0 --optimizer-cpu-offload
@@ -235,6 +254,16 @@ balanced() {
         { why="not balanced: $(grep -A 1 Newton "$work/plan")"; return 1; }
 }
 check "--plan shows the work of Newton-Schulz" balanced
+# 5 steps of 4 m^2 n + 2 m^3 operations: four m x m matrices and two m x 4m in each layer.
+operations() {
+    "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args --plan --mock-data "${muon[@]}" >"$work/plan" 2>"$work/err" ||
+        { why="--plan failed"; return 1; }
+    local m=2048 layers=24 want
+    want=$(awk -v m=$m -v l=$layers 'BEGIN { printf "%.4g", 1e-12 * 5 * l * (4 * 6 + 2 * 18) * m * m * m }')
+    grep -q "Newton-Schulz per step: $want TFLOP" "$work/plan" ||
+        { why="$(grep Newton "$work/plan"), not $want"; return 1; }
+}
+check "--plan counts the operations of Newton-Schulz" operations
 # step_ms FLAGS...: predicted step time.
 step_ms() {
     "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args --plan --plan-network 1000 "$@" >"$work/plan" 2>"$work/err" ||

@@ -177,7 +177,7 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
     if (!r->zero) fail_msg("%s", err.what);
     assert_true(shape.how & MUON || r->zero->base.layout.buckets == UNITS);
     r->compute = stream_create(&r->device, "compute");
-    lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !(shape.how & NO_OVERLAP));
+    lanes_open(&r->lanes, &r->device, r->mesh.dp.size > 1 && !(shape.how & NO_OVERLAP));
     r->timers = timers_create(&r->device, 0);
     connect_groups(&r->mesh, r->comm);
     assert_true(memory_plan_allocate(&r->memory_plan, &r->device, 1, &err));
@@ -402,6 +402,9 @@ static const Shape shapes[] = {
     {2, 2, 2, QUANTIZED | SHARD_WEIGHTS | MUON},
     {2, 1, 1, REPLICATED | MUON},
     {2, 2, 1, QUANTIZED | LOCAL | MUON},
+    {2, 1, 1, QUANTIZED | LOCAL | MUON},
+    {4, 1, 1, QUANTIZED | LOCAL | MUON | ENDS},
+    {3, 1, 1, QUANTIZED | LOCAL | MUON | FEEDBACK},
     {1, 1, 1, MUON | OFFLOAD},
     {2, 2, 3, QUANTIZED | MUON | OFFLOAD},
     {1, 2, 1, LOSSLESS | MUON | OFFLOAD | NO_OVERLAP},
