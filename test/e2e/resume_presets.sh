@@ -87,6 +87,10 @@ every_preset() {
         --wq-group-size 128 --async-save
     check "local steps: kill -9, resumed bit-exactly" preset local @configs/local.args --wq-group-size 128 \
         --local-steps 5
+    check "Muon, SDP4Bit, bf16 momentum: kill -9, resumed bit-exactly" preset muon --optimizer muon \
+        --exp-avg-dtype bf16 "${tlq[@]}" --hadamard-transform --quantized-weights --async-save
+    check "Muon, local steps, error feedback: kill -9, resumed bit-exactly" preset muon_local \
+        @configs/local.args --optimizer muon --error-feedback --wq-group-size 128 --local-steps 5
 }
 [ "${SECTION:-presets}" != presets ] || every_preset
 [ "${SECTION:-}" != presets ] || finish
