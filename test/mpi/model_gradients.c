@@ -21,6 +21,7 @@
 
 #include "llmc/ranks/peers.h"
 #include "llmc/state/zero_parts.h"
+#include "test/mpi/orthogonalize.h"
 #include "test/mpi/simulator.h"
 #include "llmc/model/gpt.h"
 
@@ -95,6 +96,13 @@ static const ModelPreset presets[] = {
       "--muon-nesterov", "--muon-tp-mode", "blockwise"},
      {I8, I4, 128, 128, H, TRANSFORM_HADAMARD, SR, 0},
      {I4, 2048, true, SR},
+     0},
+    {"EDEN 2 with error feedback, Muon",
+     {"--quantized-gradients", "--gq-group-size-intra", "128", "--gradient-quantization-method", "eden",
+      "--gradient-quantization-bits-inter", "2", "--error-feedback", "--quantized-weights", "--optimizer",
+      "muon", "--muon-tp-mode", "blockwise"},
+     {I8, CODEC_EDEN2, 128, 256, H, TRANSFORM_ROTATION, SR, 0},
+     {I4, 2048, true, RN},
      0},
     {"baseline fp32, Muon, optim_grads, 2 micro-batches",
      {"--optimizer", "muon", "--muon-tp-mode", "blockwise"},
@@ -263,20 +271,9 @@ static MuonShape simulated_shape(const GPT *gpt, const Tensor *tensor) {
     return shape;
 }
 
-// Runs Newton-Schulz on the model's device.
 static void orthogonalize(void *context, floatX *x, int64_t rows, int64_t columns) {
-    static const NewtonSchulzStep quintic[] = {{4.0848f, -6.8946f, 2.9270f},
-                                               {3.9505f, -6.3029f, 2.6377f},
-                                               {3.7418f, -5.5913f, 2.3037f},
-                                               {2.8769f, -3.1427f, 1.2046f},
-                                               {2.8366f, -3.0525f, 1.2012f}};
     const Model *m = (const Model *)context;
-    Muon *own = &m->zero->muon;
-    size_t bytes = (size_t)(rows * columns) * sizeof(floatX);
-    NewtonSchulz a = {rows, columns, quintic, 5, own->x, own->workspace};
-    zero_synchronize(m->zero);
-    copy_to_device(m->compute, own->x, x, bytes);
-    download(m, x, op_newton_schulz(m->compute, &a), bytes);
+    orthogonalize_on(m->zero, m->compute, x, rows, columns);
 }
 
 static const SimulatedMuon *simulated_muon(Model *m) {

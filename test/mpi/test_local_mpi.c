@@ -21,6 +21,7 @@
 #include "llmc/state/zero_parts.h"
 #include "test/leaks.h"
 #include "test/mpi/local_presets.h"
+#include "test/mpi/orthogonalize.h"
 #include "test/mpi/simulator.h"
 
 enum { STEPS = 11, POISONED_STEP = 6, POISONED_REPLICA_GROUP = 1, H = 4, TENSORS = 9 };
@@ -47,7 +48,9 @@ typedef struct Trial {
     MemoryPlan memory_plan;
     Zero *zero;
     LayoutTensor *tensors;
-    BucketLayout layout;       // same as in zero
+    BucketLayout layout;  // same as in zero
+    MuonShape muon_shapes[TENSORS];
+    SimulatedMuon muon;        // with --optimizer muon
     Simulator *replica_group;  // (replica groups)
     OuterState outer;
     float *local, **grads;  // (arena) gradients of this rank; (world, arena) of every rank
@@ -62,14 +65,28 @@ static bool complain(const Trial *t, int64_t step, const char *what, int64_t at)
     return false;
 }
 
-static void fill_tensors(Tensor *tensor) {
-    static const int64_t shape[TENSORS][2] = {{140, 96},  {150, 122}, {33, 0},    {180, 120}, {101, 0},
+static bool has_muon(const Trial *t) { return t->config.optimizer == OPTIMIZER_MUON; }
+
+// With Muon, the matrices whose sides are multiples of 8 are orthogonalized.
+static MuonShape muon_shape(const Tensor *tensor) {
+    MuonShape shape = {.row_ranks = 1, .column_ranks = 1};
+    if (tensor->dims == 1 || tensor->local[0] % 8 || tensor->local[1] % 8) return shape;
+    shape.columns = tensor->local[1];
+    shape.groups = 1;
+    shape.part[0] = tensor->local[0];
+    return shape;
+}
+
+static void fill_tensors(Trial *t, Tensor *tensor) {
+    static const int64_t shape[TENSORS][2] = {{140, 96},  {150, 122}, {33, 0},    {184, 120}, {101, 0},
                                               {128, 192}, {7, 0},     {166, 142}, {32, 0}};
     static const int unit[TENSORS] = {0, 1, 1, 2, 2, 3, 3, 4, 4};
     for (int i = 0; i < TENSORS; i++) {
         char name[32];
         snprintf(name, sizeof name, "tensor %d", i);
         tensor[i] = tensor_row(name, shape[i][0], shape[i][1], -1, unit[i], 0);
+        t->muon_shapes[i] = muon_shape(&tensor[i]);
+        if (has_muon(t)) tensor[i].muon = t->muon_shapes[i];
     }
     tensors_number(tensor, TENSORS, 1);
 }
@@ -89,7 +106,7 @@ static void configure(Trial *t) {
 static void build_zero(Trial *t) {
     Tensor tensor[TENSORS];
     Error err = {0};
-    fill_tensors(tensor);
+    fill_tensors(t, tensor);
     lanes_open(&t->lanes, t->device, t->mesh->dp.size > 1 && !t->config.no_overlap);
     t->timers = timers_create(t->device, 0);
     t->compute = stream_create(t->device, "compute");
@@ -99,6 +116,11 @@ static void build_zero(Trial *t) {
     zero_start(t->zero, t->device, t->compute, &t->lanes, t->timers);
     t->layout = t->zero->base.layout;
     t->tensors = tensors_for_plan(tensor, TENSORS);
+}
+
+static void orthogonalize(void *context, floatX *x, int64_t rows, int64_t columns) {
+    const Trial *t = (const Trial *)context;
+    orthogonalize_on(t->zero, t->compute, x, rows, columns);
 }
 
 // Returns a pseudo-random number in (-1, 1).
@@ -133,7 +155,13 @@ static void build_simulators(Trial *t) {
     zero_init_master_weights(t->zero);
     stream_synchronize(t->compute);
     t->replica_group = (Simulator *)xcalloc((size_t)replica_groups(t), sizeof(Simulator), "the test");
-    for (int n = 0; n < replica_groups(t); n++) simulator_create(&t->replica_group[n], &o, weights);
+    SimulatedMuon muon = {t->muon_shapes,   (float)c->muon_momentum, (float)c->muon_extra_scale_factor,
+                          c->muon_nesterov, orthogonalize,           t};
+    t->muon = muon;
+    for (int n = 0; n < replica_groups(t); n++) {
+        simulator_create(&t->replica_group[n], &o, weights);
+        if (has_muon(t)) t->replica_group[n].muon = &t->muon;
+    }
     t->outer.weights = (float *)xcalloc(arena, sizeof(float), "the test");
     t->outer.momentum = (float *)xcalloc(arena, sizeof(float), "the test");
     t->outer.turn = (int64_t *)xcalloc((size_t)t->layout.buckets, sizeof(int64_t), "the test");
@@ -463,7 +491,9 @@ static bool run_step(Trial *t, int64_t step) {
         outer_finish(&t->zero->base, &t->zero->outer, &t->zero->optimizer);
         stream_synchronize(t->compute);
         ok = ok && same_shard(t, step, "different master weight", t->zero->optimizer.master, own->master) &&
-             same_shard(t, step, "different second moment", t->zero->optimizer.exp_avg_sq, own->exp_avg_sq) &&
+             same_shard(t, step, "different first moment", t->zero->optimizer.exp_avg, own->exp_avg) &&
+             (has_muon(t) || same_shard(t, step, "different second moment", t->zero->optimizer.exp_avg_sq,
+                                        own->exp_avg_sq)) &&
              same_shard(t, step, "different outer weight", t->zero->outer.outer, t->outer.weights) &&
              same_shard(t, step, "different outer momentum", t->zero->outer.momentum, t->outer.momentum) &&
              same_residual(t, step);
@@ -505,7 +535,7 @@ static bool residuals_are_complete(const Trial *t) {
 
 static bool run_preset(const Mesh *mesh, Device *device, const Preset *preset) {
     Trial *t = open_trial(mesh, device, preset);
-    bool ok = on_all(t->layout.buckets >= 4 ||
+    bool ok = on_all(t->layout.buckets >= (has_muon(t) ? 2 : 4) ||
                      complain(t, 0, "different number of buckets", t->layout.buckets));
     for (int64_t step = 1; ok && step <= STEPS; step++) ok = run_step(t, step);
     ok = ok && on_all(residuals_are_complete(t)) && on_all(finds_changed_outer_weight(t));
