@@ -239,7 +239,7 @@ bool fault_error(uint64_t fault, int rank, const Mesh *mesh, Error *err) {
                 err, EXIT_DIVERGED,
                 "the update on rank %d, bucket %d, produced weights that are not finite or exceed "
                 "8.5e37; they were not written, and nothing was saved; lower --lr, or "
-                "check --adam-eps, --adam-beta2, --weight-decay and the data",
+                "check --weight-decay, the optimizer's other flags and the data",
                 rank, (int)(fault & 0xFFFFFFFF));
         case FAULT_OF_MESSAGE:
         case FAULT_OF_CODING: return message_error(fault, rank, mesh, err);

@@ -124,12 +124,16 @@ void mesh_shard_weights(Mesh *mesh, bool all_nodes) {
 
 bool mesh_make_replica_groups(Mesh *mesh, Error *err) {
     assert(mesh->world.mpi == MPI_COMM_NULL);
-    if (mesh->pp.size > 1 || mesh->per_node != mesh->tp.size * mesh->node.size) {
+    if (mesh->pp.size > 1)
         return usage_error(err,
-                           "--local-steps needs the whole model on every node, but a node has only %d ranks; "
-                           "lower --tensor-model-parallel-size %d, or drop --pipeline-model-parallel-size %d",
-                           mesh->per_node, mesh->tp.size, mesh->pp.size);
-    }
+                           "--local-steps needs the whole model on every node; drop "
+                           "--pipeline-model-parallel-size %d",
+                           mesh->pp.size);
+    if (mesh->per_node != mesh->tp.size * mesh->node.size)
+        return usage_error(err,
+                           "--local-steps needs the whole model on every node; lower "
+                           "--tensor-model-parallel-size %d, or raise --gpus-per-node %d",
+                           mesh->tp.size, mesh->per_node);
     mesh->replica_groups.size = mesh->nodes;
     *mesh = mesh_of_rank(mesh, mesh->world.rank);
     return true;
