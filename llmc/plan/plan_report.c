@@ -34,26 +34,13 @@ typedef struct Stages {
 
 static const BucketLayout *layout_of(const StagePlan *s) { return zero_layout(s->zero); }
 
-static void stage_free(StagePlan *s) {
-    memory_plan_free(&s->memory_plan, NULL);
-    traffic_free(&s->traffic);
-    chunks_free(s->chunks);
-    zero_free(s->zero);
-}
-
 static void stages_free(Stages *stages) {
-    for (int i = 0; i < stages->count; i++) stage_free(&stages->stage[i]);
-}
-
-// Plans the memory of the rank s->mesh.
-static bool plan_stage(StagePlan *s, const Config *c, Error *err) {
-    GPT gpt = {0};
-    s->zero = gpt_plan(&gpt, c, &s->mesh, &s->memory_plan, err);
-    s->frozen = gpt_frozen_parameters(&gpt);
-    gpt_free(&gpt);
-    if (!s->zero) return false;
-    if (c->replica_group) s->chunks = plan_chunks(c, &s->mesh, s->zero, &s->memory_plan, err);
-    return !c->replica_group || s->chunks;
+    for (int i = 0; i < stages->count; i++) {
+        memory_plan_free(&stages->stage[i].memory_plan, NULL);
+        traffic_free(&stages->stage[i].traffic);
+        chunks_free(stages->stage[i].chunks);
+        zero_free(stages->stage[i].zero);
+    }
 }
 
 static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, Error *err) {
@@ -64,7 +51,13 @@ static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, Error
         s->first = first[i];
         s->end = first[i + 1];
         s->mesh = mesh_of_rank(mesh, s->first * mesh->pp.stride);
-        if (!plan_stage(s, c, err)) return false;
+        GPT gpt = {0};
+        s->zero = gpt_plan(&gpt, c, &s->mesh, &s->memory_plan, err);
+        s->frozen = gpt_frozen_parameters(&gpt);
+        gpt_free(&gpt);
+        if (!s->zero) return false;
+        if (c->replica_group) s->chunks = plan_chunks(c, &s->mesh, s->zero, &s->memory_plan, err);
+        if (c->replica_group && !s->chunks) return false;
         s->traffic = traffic_make(c, &s->mesh, s->zero);
         size_t bytes = memory_plan_total(&s->memory_plan);
         if (!stages->fullest || bytes > memory_plan_total(&stages->fullest->memory_plan)) stages->fullest = s;
@@ -140,72 +133,6 @@ static void print_whose(const StagePlan *s, FILE *out) {
     fputc('\n', out);
 }
 
-// Returns the padding of buckets of whole matrices, relative to their elements.
-static double whole_padding(const BucketLayout *plan) {
-    double padded = 0, elements = 0;
-    for (int b = 0; b < plan->buckets; b++) {
-        const Bucket *bucket = &plan->bucket[b];
-        for (int i = 0; bucket->whole && i < bucket->segments; i++)
-            elements += (double)plan->segments[bucket->first_segment + i].numel;
-        if (bucket->whole) padded += (double)bucket->matrix_elements;
-    }
-    return elements > 0 ? padded / elements - 1 : 0;
-}
-
-// Returns the bytes that --exp-avg-dtype bf16 saves in a rank's optimizer state.
-static long long saved_by_bf16(const StagePlan *s) {
-    const BucketLayout *state = zero_state_layout(s->zero);
-    int64_t averages = state->shard_elements - layout_squares_start(state, state->buckets);
-    return (long long)(4 * averages - 2 * layout_whole_start(state, state->buckets));
-}
-
-// Returns the bytes of the optimizer state on the device.
-static double state_bytes(const MemoryPlan *plan) {
-    double bytes = 0;
-    for (int i = 0; i < plan->count; i++) {
-        const MemoryPlanEntry *entry = &plan->entries[i];
-        if (entry->place == ON_DEVICE && !strcmp(entry->group, "optimizer state"))
-            bytes += (double)entry->bytes;
-    }
-    return bytes;
-}
-
-// Prints the memory of this run minus the memory of the same run with AdamW.
-static void print_muon_memory(const Config *c, const StagePlan *s, FILE *out) {
-    Config adam = *c;
-    StagePlan other = {.first = s->first, .end = s->end, .mesh = s->mesh};
-    Error err;
-    adam.optimizer = OPTIMIZER_ADAM;
-    adam.exp_avg_dtype = MOMENT_FP32;
-    if (plan_stage(&other, &adam, &err)) {
-        const MemoryPlan *muon = &s->memory_plan, *plan = &other.memory_plan;
-        double state = state_bytes(muon) - state_bytes(plan);
-        double host = (double)memory_plan_host(muon) - (double)memory_plan_host(plan);
-        double disk = (double)memory_plan_disk(muon) - (double)memory_plan_disk(plan);
-        fprintf(out, "  compared with AdamW, bytes per rank: total %+.0f",
-                (double)memory_plan_total(muon) - (double)memory_plan_total(plan));
-        if (state != 0) fprintf(out, ", of which optimizer state %+.0f", state);
-        if (host != 0) fprintf(out, ", in host memory %+.0f", host);
-        if (disk != 0) fprintf(out, ", on disk %+.0f", disk);
-        fputc('\n', out);
-    }
-    stage_free(&other);
-}
-
-// Prints how Muon's work is divided.
-static void print_muon(const Config *c, const StagePlan *s, FILE *out) {
-    const BucketLayout *plan = layout_of(s);
-    if (c->optimizer != OPTIMIZER_MUON) return;
-    double all, most = plan_newton_schulz(c, s->zero, &all);
-    fprintf(out, "  Newton-Schulz per step: %.4g TFLOP, at most %.4g on a rank (mean %.4g)\n", 1e-12 * all,
-            1e-12 * most, 1e-12 * all / plan->dp);
-    fprintf(out, "  every rank owns whole matrices, which takes %.1f %% of padding\n",
-            100 * whole_padding(plan));
-    print_muon_memory(c, s, out);
-    if (c->exp_avg_dtype == MOMENT_BF16)
-        fprintf(out, "  momentum in bf16: %lld bytes per rank less than in fp32\n", saved_by_bf16(s));
-}
-
 static void print_layout(const Config *c, const StagePlan *s, FILE *out) {
     const BucketLayout *plan = layout_of(s);
     const GradFormat *grad = zero_grad_format(s->zero, true);
@@ -218,7 +145,7 @@ static void print_layout(const Config *c, const StagePlan *s, FILE *out) {
             padding);
     fprintf(out, "%lld per rank in the optimizer state\n",
             (long long)zero_state_layout(s->zero)->shard_elements);
-    print_muon(c, s, out);
+    plan_muon_report(c, &s->mesh, s->zero, &s->memory_plan, out);
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
         fprintf(out, "    bucket %3d: layers %3d..%3d  matrices %12lld  tail %8lld", b, bucket->first_unit,

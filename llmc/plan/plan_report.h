@@ -22,6 +22,10 @@ bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err);
 // Returns the floating-point operations of Muon's Newton-Schulz iterations per step on the busiest
 // rank. *all: of all ranks together.
 double plan_newton_schulz(const Config *config, const Zero *zero, double *all);
+// With --optimizer muon, prints how the work is divided over the ranks, and the memory of the rank
+// that `mesh`, `zero` and `memory_plan` describe, compared with AdamW.
+void plan_muon_report(const Config *config, const Mesh *mesh, const Zero *zero, const MemoryPlan *memory_plan,
+                      FILE *out);
 // Prints the time that the optimizer state on disk takes (--optimizer-disk-offload).
 void plan_disk_report(const Config *config, const Mesh *mesh, const Zero *zero, FILE *out);
 // --replica-group: lists the chunks of a rank, with their memory (chunks.h), and prints the bytes

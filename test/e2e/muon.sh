@@ -250,10 +250,23 @@ check "memory as planned" memory_as_planned 4 "${two_by_two[@]}" "${muon[@]}" "$
 balanced() {
     make_plan 8 "${muon[@]}" --num-layers 8 --micro-batch-size 1 &&
         grep -qE 'Newton-Schulz per step: .* at most ([0-9.e-]+) on a rank \(mean \1\)' "$work/plan" &&
+        grep -qE 'TFLOP by rank: [0-9.e-]+ on 0 to 7$' "$work/plan" &&
         grep -q 'which takes 0.0 % of padding' "$work/plan" ||
-        { why="not balanced: $(grep -A 1 Newton "$work/plan")"; return 1; }
+        { why="not balanced: $(grep -A 2 Newton "$work/plan")"; return 1; }
 }
 check "--plan shows the work of Newton-Schulz" balanced
+# 24 layers on 32 ranks: the work of the ranks adds up to all of it, with the stated maximum.
+shared_work() {
+    "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args --plan --mock-data --plan-world-size 32 --gpus-per-node 8 \
+        --global-batch-size 256 "${muon[@]}" >"$work/plan" 2>"$work/err" || { why="--plan failed"; return 1; }
+    why="$(grep -A 1 Newton "$work/plan")"
+    sed -n 's/.*TFLOP by rank: //p' "$work/plan" | tr ',' '\n' | awk -v said="$why" \
+        '{ n += ($4 == "to" ? $5 - $3 : 0) + 1; sum += $1 * (($4 == "to" ? $5 - $3 : 0) + 1)
+           if ($1 > most) most = $1; rows++ }
+         END { match(said, /at most [0-9.]+/); told = substr(said, RSTART + 8, RLENGTH - 8)
+           exit !(n == 32 && rows > 1 && most == told && sum > 61.8 && sum < 61.9) }'
+}
+check "--plan shows the work of each rank" shared_work
 # 5 steps of 4 m^2 n + 2 m^3 operations: four m x m matrices and two m x 4m in each layer.
 operations() {
     "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args --plan --mock-data "${muon[@]}" >"$work/plan" 2>"$work/err" ||
