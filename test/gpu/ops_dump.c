@@ -516,6 +516,8 @@ static void cases_muon(Dump *d) {
     case_newton_schulz(d, 64, 256, 0.5f);
     case_newton_schulz(d, 256, 64, 0.5f);
     case_newton_schulz(d, 200, 200, 0.0f);
+    case_newton_schulz(d, 768, 3072, 0.5f);  // the MLP of the 125M model
+    case_newton_schulz(d, 3072, 768, 0.5f);
 }
 
 static void case_rope(Dump *d, int B, int T, int groups, int heads, int HD, int columns) {
