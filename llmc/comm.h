@@ -83,9 +83,8 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
 
 // Returns true if no two ranks of the group share a GPU. Otherwise returns false on all ranks with
 // the reason in err. Direct collectives of ranks that share a GPU give the same results, but each
-// takes several time slices of the GPU (milliseconds), because the ranks' kernels wait for each
-// other and the GPU runs one process at a time. Always true on CPU ranks. Collective over the
-// group.
+// takes several time slices of the GPU, because the ranks' kernels wait for each other and the GPU
+// runs one process at a time. Always true on CPU ranks. Collective over the group.
 bool comm_own_gpus(const Group *group, Error *err);
 // Maps ranges of device memory in all ranks of the group; piece and flags are as for comm_share.
 // If a rank cannot access another rank's memory, returns false on all ranks with the reason in err,

@@ -15,9 +15,9 @@
 // 132 SMs has room for all of them at once (peer_most_blocks). If a rank dies, its flags never
 // arrive: the watchdog then sets the abort word, which all waiting threads poll.
 //
-// Ranks may share a GPU in tests. The GPU preempts each process after a time slice of some
-// milliseconds, even if its kernels wait, and the next process gets all SMs. Under MPS the
-// processes run at the same time instead, and may need more SMs than there are.
+// Ranks may share a GPU in tests. The GPU preempts each process after a time slice, even if its
+// kernels wait, and the next process gets all SMs. Under MPS the processes run at the same time
+// instead, and may need more SMs than there are.
 #pragma once
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/peer_layout.h"

@@ -156,7 +156,8 @@ static void usage(void) {
 // Builds the groups and opens this rank's GPU.
 static void place(Lab *lab, int group) {
     Error err = {};
-    int rank = 0, size = 1, gpus = device_count(4);
+    // The streams of the lab, of a test, and one while buffers are shared.
+    int rank = 0, size = 1, gpus = device_count(STREAMS + 1 + PEER_LANES + 2);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     int *host_of_rank = (int *)calloc((size_t)size, sizeof(int));

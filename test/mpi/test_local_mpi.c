@@ -3,7 +3,8 @@
 // Each replica group has a Simulator for its inner steps. This file simulates the outer steps from
 // sdp4bit/README.md, tensor by tensor and element by element, without messages or shards. In one
 // step one replica group gets a NaN, and only this group skips the step. The bytes between replica
-// groups must be as planned. Some presets end with the last step, in which all buckets synchronize.
+// groups must be as planned. Some presets end with the last step, in which all buckets synchronize,
+// and some train with Muon, which updates two of the matrices.
 //
 //   test_local_mpi [--emulate-nodes]
 //
