@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs all tests that this machine supports. Installs missing packages, builds with warnings as
 # errors, runs unit tests, repository rules, MPI tests, fault injection and whole runs, and shows
-# the remaining time. Ends with "N passed, N failed, N skipped"; exit code 1 if any test failed.
+# the remaining time. Ends with all failures and "N passed, N failed, N skipped"; exit code 1 if any
+# test failed.
 #
 # The default level takes twenty minutes on two idle cores and covers every part of the program.
 # --ci adds sanitizers, all numbers of ranks and longer runs. --long adds tests that take hours.
@@ -197,7 +198,7 @@ build() {
         say "built in $((SECONDS - start)) s"
         return
     fi
-    failed=$((failed + 1))
+    failed=$((failed + 1)) failures+=("build: $name")
     say "FAILED build: $name; the errors of $log:"
     grep -E 'error|warning|\*\*\*|undefined' "$log" | head -n 40
     while IFS= read -r program; do
@@ -211,6 +212,7 @@ build "tests for ThreadSanitizer" "$tsan" SAN=thread ${targets_tsan[@]+"${target
 build "tests in fp32" "$fp32" PRECISION=fp32 ${targets_fp32[@]+"${targets_fp32[@]}"}
 run_rows
 
+show_failures
 say "$((SECONDS / 60)) min $((SECONDS % 60)) s; logs in $logs"
 say "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

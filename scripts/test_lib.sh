@@ -11,7 +11,7 @@
 # $limit (seconds per row) and $logs (a folder).
 
 row_name=() row_where=() row_command=() row_seconds=() row_state=() row_log=() row_began=()
-passed=0 failed=0 skipped=0 done_rows=0 expected_done=0 taken_done=0
+passed=0 failed=0 skipped=0 done_rows=0 expected_done=0 taken_done=0 failures=()
 
 # --- the list ---------------------------------------------------------------------------
 
@@ -172,10 +172,24 @@ end_row() {
     printf '%d\t%s\n' $((took / 1000)) "${row_name[i]}" >>"$logs/times.txt"
     grep -aE '^skip(ped:)? ' "${row_log[i]}" | uniq | sed 's/^/              /' | head -n 20
     if [ "$bad" != 0 ]; then
+        failures+=("${row_name[i]}, exit code $code"$'\n'"$(first_failures "${row_log[i]}")")
         say "---- exit code $code; the end of ${row_log[i]}:"
         tail -n 80 "${row_log[i]}"
         say "----"
     fi
+}
+
+# first_failures LOG: prints the first failed cases, or the last line if the log names none.
+first_failures() {
+    local cases
+    cases=$(grep -aE '^not ok |^\[  FAILED  \] |^SUMMARY: ' "$1" | head -n 5)
+    [ -n "$cases" ] || cases=$(tail -n 1 "$1")
+    [ -z "$cases" ] || sed 's/^/    /' <<<"$cases"
+}
+
+# show_failures: repeats the failures of all rows. Some services keep only the end of a long output.
+show_failures() {
+    [ ${#failures[@]} = 0 ] || printf 'FAILED %s\n' "${failures[@]}"
 }
 
 # fits WHERE: succeeds if such a row can start next to those running.

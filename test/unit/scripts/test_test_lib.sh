@@ -20,6 +20,7 @@ plays() {
         . scripts/test_lib.sh
         '"$3"'
         run_rows
+        show_failures
         say "$passed passed, $failed failed, $skipped skipped"' >"$work/out" 2>&1 </dev/null
 }
 ends_with() { [ "$(tail -n 1 "$work/out")" = "$1" ] ||
@@ -55,6 +56,18 @@ counted() {
     [ -z "$why" ]
 }
 check "results are counted and shown" counted
+repeated() {
+    plays default 1 '
+        add one cases bash -c "echo not ok first; seq 100; echo not ok second; exit 1"
+        add one program bash -c "echo cannot open it; exit 3"
+        add one fine true'
+    diff "$work/out.expected" <(tail -n 6 "$work/out") >"$work/diff" || { why=$(cat "$work/diff"); return 1; }
+    plays default 1 'add one fine true'
+    ! grep -q FAILED "$work/out"
+}
+printf '%s\n' 'FAILED cases, exit code 1' '    not ok first' '    not ok second' \
+    'FAILED program, exit code 3' '    cannot open it' '1 passed, 3 failed, 0 skipped' >"$work/out.expected"
+check "the last lines repeat all failures" repeated
 too_long() {
     limit=1 plays default 2 'add one endless sleep 100; add one fine true'
     ends_with "1 passed, 1 failed, 0 skipped" && grep -q 'took longer than 1 s' "$work/out"
