@@ -244,6 +244,7 @@ $(FUZZ_TARGETS): $(BUILD)/obj/test/fuzz/replay.o
 endif
 # Functions that tests replace with the linker's --wrap.
 $(BUILD)/test/unit/ranks/test_parallel: LDFLAGS += -Wl,--wrap=pthread_create
+$(BUILD)/test/unit/ranks/test_stop: LDFLAGS += -Wl,--wrap=monotonic_seconds
 $(BUILD)/test/unit/sdp4bit/test_update_host: LDFLAGS += -Wl,--wrap=heartbeat_progress
 $(BUILD)/test/unit/state/test_overlap: LDFLAGS += -Wl,--wrap=disk_update,--wrap=disk_read,--wrap=disk_write \
     -Wl,--wrap=disk_open_chunk,--wrap=disk_update_chunk
@@ -251,7 +252,7 @@ $(BUILD)/test/unit/state/test_overlap: LDFLAGS += -Wl,--wrap=disk_update,--wrap=
 $(BUILD)/test/unit/model/test_tensor_overlap: LDFLAGS += -Wl,--allow-multiple-definition
 $(BUILD)/test/unit/model/test_tensor_open: LDFLAGS += -Wl,--wrap=comm_own_gpus,--wrap=comm_open_direct
 $(BUILD)/test/unit/model/test_gpt: LDFLAGS += -Wl,--wrap=zero_reduce_unit
-$(BUILD)/test/mpi/test_heartbeat: LDFLAGS += -Wl,--wrap=mmap,--wrap=pthread_create
+$(BUILD)/test/mpi/test_heartbeat: LDFLAGS += -Wl,--wrap=mmap,--wrap=pthread_create,--wrap=nanosleep
 $(BUILD)/test/fuzz/fuzz_shard: LDFLAGS += -Wl,--wrap=mmap,--wrap=munmap
 fuzz-targets: $(FUZZ_TARGETS)
 fuzz:

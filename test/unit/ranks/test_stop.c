@@ -85,22 +85,30 @@ static void highest_priority_wins(void **state) {
     assert_true(nothing_left());
 }
 
+// Time of monotonic_seconds (linker option --wrap); negative: the real time.
+static double set_time = -1;
+double __real_monotonic_seconds(void);
+double __wrap_monotonic_seconds(void);
+double __wrap_monotonic_seconds(void) { return set_time < 0 ? __real_monotonic_seconds() : set_time; }
+
 // SIGCONT is attributed to the launcher only if the process was not stopped before.
 static void launcher_signal_is_detected(void **state) {
+    set_time = 100;
     launcher_signal_watch();
     assert_true(launcher_signal_age() < 0);
-    usleep(2100000);  // looks as if the process was stopped
+    set_time += 2.1;  // looks as if the process was stopped
     raise(SIGCONT);
     assert_true(launcher_signal_age() < 0);
     raise(SIGCONT);  // the watchdog ran before the handler
     assert_true(launcher_signal_age() < 0);
-    usleep(1100000);
+    set_time += 1.1;
     raise(SIGCONT);
-    assert_true(launcher_signal_age() >= 0);
-    usleep(100000);
+    assert_float_equal(launcher_signal_age(), 0, 1e-9);
+    set_time += 0.125;
     raise(SIGCONT);
-    assert_true(launcher_signal_age() >= 0.1);  // age of the first signal
+    assert_float_equal(launcher_signal_age(), 0.125, 1e-9);  // age of the first signal
     signal(SIGCONT, SIG_DFL);
+    set_time = -1;
 }
 
 int main(int argc, char **argv) {
