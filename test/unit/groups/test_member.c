@@ -162,16 +162,22 @@ static void *serve(void *context) {
     return NULL;
 }
 
-// Writes the address of a port that is free now.
-static void free_address(char address[64]) {
+// Writes the address of a port that is free. Returns the socket that holds the port.
+static int free_address(char address[64]) {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t bytes = sizeof at;
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     assert_true(fd >= 0);
     assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
     assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &bytes), 0);
-    close(fd);
     snprintf(address, 64, "tcp://127.0.0.1:%d", ntohs(at.sin_port));
+    return fd;
+}
+
+// Chooses three different free ports.
+static void choose_addresses(void) {
+    int held[] = {free_address(server.address), free_address(server.listen), free_address(server.listen_b)};
+    for (int i = 0; i < 3; i++) close(held[i]);
 }
 
 // Makes keys of the rendezvous and of groups a and b, and listens.
@@ -185,9 +191,7 @@ static void open_server(int pending) {
     assert_true(keys_load(server.folder, SERVER_NAME, &keys, &err));
     assert_true(keys_load_public(server.folder, "b", server.key_b, &err));
     assert_true(transport_open(&server.transport, any_key, NULL, &err));
-    free_address(server.address);
-    free_address(server.listen);
-    free_address(server.listen_b);
+    choose_addresses();
     server.socket = transport_listen(&server.transport, &keys, server.address, pending, &err);
     assert_non_null(server.socket);
 }
