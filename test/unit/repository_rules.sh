@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Checks rules of CONTRIBUTING.md: preprocessor conditionals, formatting, length of files, functions
-# and lines, machine-specific paths, shellcheck, and files and flags in documents. layers.sh checks
-# layers, language.sh wording. Prints "ok NAME", "not ok NAME" and "skip NAME: reason" lines.
+# and lines, machine-specific paths, and files and flags in documents. layers.sh checks layers,
+# language.sh wording, shellcheck.sh scripts. Prints "ok NAME", "not ok NAME" and "skip NAME:
+# reason" lines.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 failures=0
@@ -17,28 +18,13 @@ report() {
     fi
 }
 
-# Lists tracked files and files that git would add. In a release archive without git history, lists
-# all files outside build and output directories.
-list_files() {
-    if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
-        git ls-files --cached --others --exclude-standard
-    else
-        find . -type f -not -path './.git/*' -not -path './build*' -not -path './runs/*' \
-            -not -path './data/*' | sed 's,^\./,,'
-    fi | while IFS= read -r path; do [ ! -f "$path" ] || echo "$path"; done
-}
+# shellcheck source-path=SCRIPTDIR source=../file_list.sh
+. test/file_list.sh
 mapfile -t files < <(list_files)
 of_kind() { printf '%s\n' "${files[@]}" | grep -E "$1"; } # ENDING, a regular expression
-# begins_with REGEX: lists files whose first line matches.
-begins_with() {
-    local path
-    for path in "${files[@]}"; do
-        if head -c 64 "$path" | head -n 1 | grep -qaE "$1"; then echo "$path"; fi
-    done
-}
 mapfile -t sources < <(of_kind '\.(c|h|cu|cuh|cpp)$')
-mapfile -t scripts < <(begins_with '^#!.*(bash|/sh)\b|^# shellcheck shell=')
-mapfile -t python < <(begins_with '^#!.*python'; of_kind '\.py$')
+mapfile -t scripts < <(shell_scripts "${files[@]}")
+mapfile -t python < <(begins_with '^#!.*python' "${files[@]}"; of_kind '\.py$')
 [ ${#sources[@]} -gt 20 ] || report "source files are found" "only ${#sources[@]}"
 
 # --- preprocessor conditionals -----------------------------------------------------------------
@@ -156,14 +142,6 @@ report "scripts are executable" "$(for path in ${scripts[@]+"${scripts[@]}"}; do
     if head -n 1 "$path" | grep -q '^#!' && [ ! -x "$path" ]; then echo "$path"; fi
 done)"
 report "scripts parse" "$(for path in ${scripts[@]+"${scripts[@]}"}; do bash -n "$path" 2>&1; done)"
-if command -v shellcheck >/dev/null; then
-    # Excluded: warnings about variables and arguments of sourced files, and about commas in the
-    # value of a flag.
-    report "shellcheck" "$(shellcheck --exclude=SC2034,SC2054,SC2120,SC2154 --external-sources \
-        --severity=warning --source-path=SCRIPTDIR --format=gcc ${scripts[@]+"${scripts[@]}"} 2>&1)"
-else
-    echo "skip shellcheck: not installed"
-fi
 
 # --- documents ---------------------------------------------------------------------------------
 # The map in CONTRIBUTING has lines "    path   description".
