@@ -81,10 +81,11 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
 // Collectives of one kernel each, which reads and writes the other ranks' memory. For tensor
 // parallelism inside a node, where launches and copies take longer than the transfer.
 
-// Returns true if no two ranks of the group share a GPU. Otherwise returns false on all ranks with
-// the reason in err. Direct collectives of ranks that share a GPU give the same results, but each
-// takes several time slices of the GPU, because the ranks' kernels wait for each other and the GPU
-// runs one process at a time. Always true on CPU ranks. Collective over the group.
+// Returns true if no rank of the group shares its GPU with another rank of the job. Otherwise
+// returns false on all ranks of the group with the reason in err. Direct collectives of ranks that
+// share a GPU give the same results, but each takes several time slices of the GPU, because the
+// ranks' kernels wait for each other and the GPU runs one process at a time. Always true on CPU
+// ranks. Collective over all ranks.
 bool comm_own_gpus(const Group *group, Error *err);
 // Maps ranges of device memory in all ranks of the group; piece and flags are as for comm_share.
 // If a rank cannot access another rank's memory, returns false on all ranks with the reason in err,

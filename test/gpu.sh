@@ -501,14 +501,15 @@ as_nccl() {
     set -- --train-iters $steps --deterministic-mode "$@"
     trained nccl 1 "$ranks" "$@" --tp-comm-backend nccl &&
         trained peer 1 "$ranks" "$@" --tp-comm-backend $backend || return
-    if grep -q 'collectives read and write the memory of the other GPUs' "$work/log"; then
+    if grep -q 'collectives use peer memory' "$work/log"; then
         same "$what: identical to NCCL" nccl peer
     else not_ok "$what" "not used: $(grep -m 1 "tensor-parallel collectives" "$work/log")"; fi
 }
-# By default, ranks that share a GPU use NCCL, because peer memory would be slow.
+# By default, ranks that share a GPU use NCCL, because peer memory would be slow. Each GPU has two
+# ranks or more, which may belong to different tensor-parallel groups.
 auto_shares_no_gpu() {
     local what="ranks that share a GPU use NCCL by default"
-    trained auto 1 2 --train-iters 2 "$@" || return
+    trained auto 2 $((gpus > 2 ? gpus : 2)) --train-iters 2 "$@" || return
     if grep -q 'tensor-parallel collectives use NCCL: several ranks share GPU' "$work/log"; then ok "$what"
     else not_ok "$what" "$(grep -m 1 'tensor-parallel collectives' "$work/log")"; fi
 }
@@ -527,7 +528,7 @@ check_peer() {
                 "$BUILD/test/gpu/$program" --group 2 ${share[@]+"${share[@]}"}
         done
     done
-    [ "$gpus" -ge 2 ] || auto_shares_no_gpu "${tp2[@]}"
+    auto_shares_no_gpu "${tp2[@]}"
     as_nccl 2 "T 2" "${tp2[@]}"
     as_nccl 2 "T 2, sequence parallel" "${tp2[@]}" --sequence-parallel
     as_nccl 4 "T 4" --tensor-model-parallel-size 4

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/utsname.h>
 #include <thread>
 #include <unistd.h>
 
@@ -190,11 +191,23 @@ static Peers peers_of(const Group *group) { return {group->mpi, 0, group->comm->
 // as a micro-batch, so two channels are fast enough.
 enum { LINK_CHANNELS = 2 };
 
-// The world group exchanges only a few bytes, so it has one channel, which saves buffers.
+// Returns the number of NCCL collectives that may be pending at the same time as a direct
+// collective: both hops of gradients and weights, the gather of a layer's weights, and the outer
+// exchange of local steps.
+static int concurrent_collectives(const Mesh *mesh) {
+    return (mesh->node.size > 1) + (mesh->rail.size > 1) +
+           (mesh->shards.size > 1 || mesh->shard_rail.size > 1) + (mesh->replica_groups.size > 1);
+}
+
+// The world group exchanges only a few bytes, so it has one channel, which saves buffers. With
+// tensor parallelism, all collectives must fit on the GPU at the same time (peer_barrier.cuh).
 static void make_communicator(const Group *group) {
     Comm *comm = group->comm;
     ncclUniqueId id = {};
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (comm->mesh->tp.size > 1) {
+        config.maxCTAs = peer_nccl_blocks(comm->device->multiprocessors, concurrent_collectives(comm->mesh));
+    }
     if (comm->few_bytes) config.maxCTAs = 1;
     if (comm->one_way) config.maxCTAs = LINK_CHANNELS;
     ncclResult_t result = group->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
@@ -367,33 +380,31 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
 // --- direct collectives --------------------------------------------------------------------------
 
 bool comm_own_gpus(const Group *group, Error *err) {
-    char own[32] = "";
+    char device[32], own[128] = "";  // hosts of the same kind have the same PCI addresses
+    struct utsname host;
     bool ok = true;
     if (!group->comm) return true;
-    char *all = (char *)xcalloc((size_t)group->size, sizeof own, "device identities");
-    device_identity(group->comm->device->index, own, sizeof own);
-    peers_all_gather(peers_of(group), own, all, sizeof own, MPI_BYTE);
-    for (int r = 0; ok && r < group->size; r++) {
-        if (r == group->rank || strcmp(all + (size_t)r * sizeof own, own) != 0) continue;
+    const Group *world = &group->comm->mesh->world;
+    char *all = (char *)xcalloc((size_t)world->size, sizeof own, "device identities");
+    device_identity(group->comm->device->index, device, sizeof device);
+    uname(&host);
+    if (*device) snprintf(own, sizeof own, "%s of %.64s", device, host.nodename);
+    peers_all_gather(peers_of(world), own, all, sizeof own, MPI_BYTE);
+    for (int r = 0; ok && *own && r < world->size; r++) {
+        if (r == world->rank || strcmp(all + (size_t)r * sizeof own, own) != 0) continue;
         ok = system_error(err, "several ranks share GPU %s", own);
     }
     free(all);
     return peers_agree(peers_of(group), ok, err, NULL);
 }
 
-// Returns the number of NCCL collectives that may be pending at the same time as a direct
-// collective: both hops of gradients and weights, the gather of a layer's weights, and the outer
-// exchange of local steps.
-static int concurrent_collectives(const Mesh *mesh) {
-    return (mesh->node.size > 1) + (mesh->rail.size > 1) +
-           (mesh->shards.size > 1 || mesh->shard_rail.size > 1) + (mesh->replica_groups.size > 1);
-}
-
 bool comm_open_direct(const Group *group, void *flags, const CommPiece *piece, int pieces, Error *err) {
     if (!group->comm) return system_error(err, "the group has one rank");
     Comm *comm = group->comm;
+    const Group *node = &comm->mesh->node;
+    bool copies = node->comm && node->comm->peers && peer_memory_sharing(node->comm->peers);  // use no SM
     comm->direct = peer_reduce_open(comm->device, group->mpi, flags, piece, pieces,
-                                    concurrent_collectives(comm->mesh), err);
+                                    concurrent_collectives(comm->mesh) - copies, err);
     return comm->direct != NULL;
 }
 

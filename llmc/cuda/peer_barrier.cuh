@@ -11,9 +11,9 @@
 //
 // Why this cannot deadlock: a block that has started needs only the block with the same index on
 // the other ranks, which starts as soon as an SM of its GPU has room for it. Other kernels leave
-// room when they end. The only kernels that wait for other ranks are these and NCCL's, and a GPU of
-// 132 SMs has room for all of them at once (peer_most_blocks). If a rank dies, its flags never
-// arrive: the watchdog then sets the abort word, which all waiting threads poll.
+// room when they end. The only kernels that wait for other ranks are these and NCCL's, and the GPU
+// has room for all of them at once (peer_most_blocks, peer_nccl_blocks). If a rank dies, its flags
+// never arrive: the watchdog then sets the abort word, which all waiting threads poll.
 //
 // Ranks may share a GPU in tests. The GPU preempts each process after a time slice, even if its
 // kernels wait, and the next process gets all SMs. Under MPS the processes run at the same time

@@ -12,7 +12,7 @@ enum {
     PEER_BLOCKS = 24,       // most of them beside a GEMM
     PEER_BLOCKS_MOST = 64,  // without a GEMM
     PEER_BLOCKS_NORM = 48,  // fewer make an all-reduce with a norm slower than two kernels
-    NCCL_BLOCKS = 32,       // usual limit of an NCCL collective
+    NCCL_BLOCKS = 32,       // maximum of an NCCL collective with tensor parallelism (comm.cu)
     NCCL_LINK_BLOCKS = 12,  // of all links (comm.cu)
     PEER_THREADS = 512,     // threads of a block
     PEER_VECTOR = 16,       // bytes of an access
@@ -47,12 +47,25 @@ static inline int peer_blocks(int64_t work, int64_t of_block, int most) {
     return blocks < most ? (int)blocks : most;
 }
 
-// Returns the maximum blocks of a launch on a GPU. Beside a GEMM: a quarter of its SMs. Without: up
-// to half of them, but NCCL's links and `collectives` concurrent collectives must find room.
+// Returns the maximum blocks of a launch beside a GEMM: a quarter of the GPU's SMs.
+static inline int peer_quarter(int multiprocessors) {
+    return multiprocessors / 4 < PEER_BLOCKS ? multiprocessors / 4 : PEER_BLOCKS;
+}
+
+// Returns the maximum blocks of an NCCL collective, so that `collectives` of them, NCCL's links and
+// a launch beside a GEMM fit on the GPU at the same time.
+static inline int peer_nccl_blocks(int multiprocessors, int collectives) {
+    int room = multiprocessors - NCCL_LINK_BLOCKS - peer_quarter(multiprocessors);
+    int blocks = collectives > 0 ? room / collectives : NCCL_BLOCKS;
+    return blocks < 1 ? 1 : blocks < NCCL_BLOCKS ? blocks : NCCL_BLOCKS;
+}
+
+// Returns the maximum blocks of a launch on a GPU. Without a GEMM: up to half of its SMs, but
+// NCCL's links and `collectives` concurrent collectives must find room.
 static inline int peer_most_blocks(CommBeside beside, int multiprocessors, int collectives) {
-    int quarter = multiprocessors / 4 < PEER_BLOCKS ? multiprocessors / 4 : PEER_BLOCKS;
-    int most = multiprocessors / 2;
-    int room = multiprocessors - NCCL_LINK_BLOCKS - collectives * NCCL_BLOCKS;
+    int quarter = peer_quarter(multiprocessors), most = multiprocessors / 2;
+    int room = multiprocessors - NCCL_LINK_BLOCKS -
+               collectives * peer_nccl_blocks(multiprocessors, collectives);
     if (most > room) most = room;
     if (most > PEER_BLOCKS_MOST) most = PEER_BLOCKS_MOST;
     if (beside == COMM_BESIDE_GEMM || most < quarter) most = quarter;

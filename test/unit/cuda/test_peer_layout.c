@@ -85,6 +85,22 @@ static void blocks_without_a_gemm(void **state) {
     assert_int_equal(peer_most_blocks(COMM_WITHOUT_GEMM, 1, 1), 1);
 }
 
+// Kernels that wait for other ranks fit on the GPU at the same time.
+static void waiting_kernels_fit(void **state) {
+    for (int sms = 24; sms <= 160; sms++) {
+        for (int collectives = 0; collectives <= 4; collectives++) {
+            int nccl = peer_nccl_blocks(sms, collectives);
+            int most = peer_most_blocks(COMM_WITHOUT_GEMM, sms, collectives);
+            assert_true(nccl >= 1 && nccl <= NCCL_BLOCKS);
+            assert_true(most >= peer_most_blocks(COMM_BESIDE_GEMM, sms, collectives));
+            assert_true(most + NCCL_LINK_BLOCKS + collectives * nccl <= sms);
+        }
+    }
+    assert_int_equal(peer_nccl_blocks(132, 3), NCCL_BLOCKS);
+    assert_int_equal(peer_nccl_blocks(132, 4), 24);
+    assert_int_equal(peer_nccl_blocks(108, 3), 24);
+}
+
 // Flags of lanes overlap neither each other nor the flags of peer_memory.cu, and fit into the
 // memory for flags.
 static void flags(void **state) {
@@ -120,6 +136,7 @@ int main(void) {
         cmocka_unit_test(reduce_scatter_ranges),
         cmocka_unit_test(blocks),
         cmocka_unit_test(blocks_without_a_gemm),
+        cmocka_unit_test(waiting_kernels_fit),
         cmocka_unit_test(flags),
         cmocka_unit_test(lanes),
         cmocka_unit_test(overlaps),
