@@ -481,7 +481,8 @@ static void print_data_parallel(const Config *c, const StagePlan *s, FILE *out) 
         fprintf(out, "  a single %srank sends nothing and quantizes nothing\n", whose);
     } else if (plan->options.nodes == 1) {
         if (plan->dp == 1) return;
-        fprintf(out, "  no traffic between nodes: the %d %sranks are on one node\n", plan->dp, whose);
+        fprintf(out, "  no %straffic between nodes: the %d %sranks are on one node\n", whose, plan->dp,
+                whose);
         if (c->quantized_gradients) {
             int inside = codec_info(grad->intra_codec).bits;
             int between = codec_info(grad->inter_codec).bits;

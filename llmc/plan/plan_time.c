@@ -276,20 +276,27 @@ static double tensor_coding_time(const Config *c, Rates rates) {
     return c->quantized_tensor_parallel ? elements * ACTIVATION_BYTES / rates.memory : 0;
 }
 
+// Returns the time of a micro-batch's tensor-parallel messages. All of it is exposed; the time that
+// row blocks hide was not measured. Only messages in bf16 use peer memory, and only
+// --quantized-tensor-parallel has to encode and decode them.
+static double tensor_time(const Config *c, const Mesh *mesh, Rates rates) {
+    bool peer = c->tp_comm_backend != TP_COMM_NCCL && mesh->tp.size <= mesh->per_node &&
+                mesh->tp.size <= COMM_DIRECT_RANKS && !c->quantized_tensor_parallel;
+    TensorMessages m = parts_tensor_messages(c, mesh);
+    double row = (peer ? PEER_MESSAGE : NCCL_MESSAGE) + tensor_coding_time(c, rates);
+    return parts_tensor_bytes(c, mesh) / tensor_rate(mesh, rates) + m.rows * row +
+           (m.codes + m.maxima) * NCCL_MESSAGE;
+}
+
 // Adds exposed communication of tensor and pipeline parallelism, at the speed of the slowest link
-// involved. Tensor parallelism is fully exposed; the time that row blocks hide was not measured.
+// involved.
 // Pipeline messages overlap with compute, except for the time by which they exceed it, and for one
 // message through all stages in each direction while the pipeline fills and drains. The exchange of
 // the tied embedding's gradient follows backward.
 static void add_waits(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
     int stages = mesh->pp.size;
-    double tensor = tensor_rate(mesh, rates);
     double line = stages * mesh->pp.stride <= mesh->per_node ? rates.inside : rates.between;
-    bool peer = c->tp_comm_backend != TP_COMM_NCCL && mesh->tp.size <= mesh->per_node &&
-                mesh->tp.size <= COMM_DIRECT_RANKS && !c->quantized_tensor_parallel;
-    double message = (peer ? PEER_MESSAGE : NCCL_MESSAGE) + tensor_coding_time(c, rates);
-    if (mesh->tp.size > 1)
-        load->waits = parts_tensor_bytes(c, mesh) / tensor + parts_tensor_messages(c, mesh) * message;
+    if (mesh->tp.size > 1) load->waits = tensor_time(c, mesh, rates);
     if (stages == 1) return;
     double forward = parts_hidden_bytes(c, mesh, FORWARD) / line, code = coding_time(c, mesh, rates);
     double backward = parts_hidden_bytes(c, mesh, BACKWARD) / line;
@@ -452,6 +459,9 @@ static void print_head(const Config *c, int world, const Row *run, FILE *out) {
                 c->plan_measure      ? "--plan-measure"
                 : c->plan_tflops > 0 ? "--plan-tflops"
                                      : "--plan-gpu");
+    if (c->tensor_model_parallel_size > 1 || c->pipeline_model_parallel_size > 1)
+        fprintf(out,
+                "  GB of gradients and weights; exposed messages include tensor and pipeline parallelism\n");
     fprintf(out, "  %-16s %10s %11s %11s %12s %12s\n", "", "GB out of", "ms a step", "exposed", "tokens/s",
             "error of the");
     fprintf(out, "  %-16s %10s %11s %11s %12s %12s\n", "preset", "each node", "", "messages", "", "gradient");

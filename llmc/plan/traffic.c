@@ -241,13 +241,6 @@ static bool codes_gathered(const Config *c) {
     return config_fp8_on(c) && c->sequence_parallel && c->fp8_recipe != FP8_BLOCKWISE;
 }
 
-// Reductions and gathers of a rank in a micro-batch.
-typedef struct TensorMessages {
-    int rows;    // in bf16, or in 8 bits with --quantized-tensor-parallel
-    int codes;   // gathers of FP8 codes
-    int maxima;  // gathers of the largest value, a float, for the scale of a tensor of codes
-} TensorMessages;
-
 // A layer has 2 reductions in forward and 2 in backward; the embedding and the LM head have one
 // each. Row blocks (tp_row_blocks) divide a reduction into two with the same total of bytes. They
 // overlap with GEMMs, so they count as one. Without sequence parallelism every reduction includes a
@@ -255,7 +248,7 @@ typedef struct TensorMessages {
 // reduction and 2 gathers. FP8 layers gather codes. Backward quantizes the 2 gradients that it
 // gathers and gathers 2 inputs as forward has quantized them; the blockwise recipe has kept these
 // inputs whole.
-static TensorMessages tensor_messages(const Config *c, const Mesh *mesh) {
+TensorMessages parts_tensor_messages(const Config *c, const Mesh *mesh) {
     int layers = c->num_layers / mesh->pp.size, again = c->recompute_granularity == RECOMPUTE_FULL;
     bool embeds = mesh->pp.rank == 0, heads = mesh->pp.rank == mesh->pp.size - 1;
     int sums = layers * (4 + again) + embeds + heads, quantized = 4 + 2 * again;
@@ -268,18 +261,13 @@ static TensorMessages tensor_messages(const Config *c, const Mesh *mesh) {
     return m;
 }
 
-int parts_tensor_messages(const Config *c, const Mesh *mesh) {
-    TensorMessages m = tensor_messages(c, mesh);
-    return m.rows + m.codes + m.maxima;
-}
-
 double parts_tensor_bytes(const Config *c, const Mesh *mesh) {
     double T = mesh->tp.size, tokens = (double)c->micro_batch_size * c->seq_length;
     int64_t elements = (int64_t)c->micro_batch_size * c->seq_length / mesh->tp.size * c->hidden_size;
     ActivationFormat format = tp_format(c);
     double rows = (double)elements * (double)sizeof(floatX);
     if (c->quantized_tensor_parallel) rows = (double)activations_message(&format, elements, false).bytes;
-    TensorMessages m = tensor_messages(c, mesh);
+    TensorMessages m = parts_tensor_messages(c, mesh);
     bool heads = mesh->pp.rank == mesh->pp.size - 1;
     double head = heads ? tokens * (double)sizeof(HeadStatistics) : 0;
     return (T - 1) * (m.rows * rows + m.codes * (double)elements + m.maxima * (double)sizeof(float) + head);

@@ -48,10 +48,16 @@ WireFormula traffic_formula(const StepTraffic *traffic, const GradFormat *grad, 
 // Returns the bytes sent to the next stage (forward) or to the previous one (backward) per
 // micro-batch and chunk of layers.
 double parts_hidden_bytes(const Config *c, const Mesh *mesh, PassDirection direction);
-// Return the bytes sent to the tensor-parallel group per micro-batch, and the number of reductions
-// and gathers. An all-reduce counts as one of each. FP8 layers gather codes, if their recipe does.
+// Reductions and gathers of a tensor-parallel rank in a micro-batch. An all-reduce counts as one of
+// each.
+typedef struct TensorMessages {
+    int rows;    // in bf16, or in 8 bits with --quantized-tensor-parallel
+    int codes;   // gathers of FP8 codes, by layers whose recipe gathers them
+    int maxima;  // gathers of the largest value, a float, for the scale of a tensor of codes
+} TensorMessages;
+TensorMessages parts_tensor_messages(const Config *c, const Mesh *mesh);
+// Returns the bytes sent to the tensor-parallel group per micro-batch.
 double parts_tensor_bytes(const Config *c, const Mesh *mesh);
-int parts_tensor_messages(const Config *c, const Mesh *mesh);
 // Returns the bytes of norm gradients sent to the tensor-parallel group per step, including the
 // bias gradients of FP8 layers that gather codes.
 double parts_norms_bytes(const Config *c, const Mesh *mesh);
