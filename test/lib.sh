@@ -144,6 +144,8 @@ logged() {
     rm -f "$log"
     trains "$@" --log-jsonl "$log"
 }
+# equal_ranks: checks that --verify-replicas-interval repaired nothing in the last run of trains.
+equal_ranks() { ! grep -q 'repaired' "$work/out" || { why=$(grep -m 1 repaired "$work/out"); return 1; }; }
 # same_kernels: makes CPU ranks use the same matrix kernels on every machine. OpenBLAS selects
 # kernels by CPU model, and kernels differ in rounding. Haswell is the oldest CPU the programs
 # support.

@@ -116,7 +116,7 @@ static void timed_out(const Comm *comm, Requests *all, int count, const char *wh
           "%s %s: rank %d has not answered for %.0f s%s; check what stopped it "
           "(--distributed-timeout-minutes sets the limit)",
           what, where, all->part[late].whom, waited,
-          all->in_turn ? ", or itself waits for another stage" : "");
+          all->in_turn ? ", or itself waits for another rank" : "");
 }
 
 static bool may_lose(const Comm *comm) { return comm->lost && node_failure_handled(comm->site); }

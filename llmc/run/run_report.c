@@ -82,7 +82,7 @@ static void report_tensor_parallel(Run *run) {
     peers_all_reduce(world, &sharing, 1, MPI_INT, MPI_SUM);
     peers_agree(world, !why.code, &why, NULL);
     if (without == 0) {
-        log_line(run->log, "tensor-parallel collectives%s read and write the memory of the other GPUs",
+        log_line(run->log, "tensor-parallel collectives%s use peer memory",
                  run->gpt->tp.coded ? " of evaluation" : "");
     } else if (without < run->launch.size) {
         log_line(run->log, "WARNING: tensor-parallel collectives of %d of %d ranks use NCCL: %s", without,
@@ -144,6 +144,12 @@ static void report_fp8(Run *run) {
              config_fp8_layers(c), c->num_layers);
 }
 
+// Returns true if pipeline stages quantize messages in a direction.
+static bool stages_send_codes(const Config *c) {
+    return codec_grouped(messages_format(c, FORWARD).codec) ||
+           codec_grouped(messages_format(c, BACKWARD).codec);
+}
+
 static void report_activations(Run *run) {
     const Config *c = &run->config;
     ActivationFormat forward = messages_format(c, FORWARD), backward = messages_format(c, BACKWARD);
@@ -153,10 +159,13 @@ static void report_activations(Run *run) {
                  codec_info(tensor.codec).name, tensor.group);
     }
     if (!c->quantized_activations) return;
-    log_line(run->log,
-             "activations between pipeline stages: %s, their gradients: %s, groups of %d, rounded %s",
-             codec_info(forward.codec).name, codec_info(backward.codec).name, forward.group,
-             forward.rounding == ROUND_STOCHASTIC ? "stochastically" : "to nearest");
+    char groups[64] = "";
+    if (stages_send_codes(c)) {
+        snprintf(groups, sizeof groups, ", groups of %d, rounded %s", forward.group,
+                 forward.rounding == ROUND_STOCHASTIC ? "stochastically" : "to nearest");
+    }
+    log_line(run->log, "activations between pipeline stages: %s, their gradients: %s%s",
+             codec_info(forward.codec).name, codec_info(backward.codec).name, groups);
 }
 
 void report_start(Run *run) {
@@ -180,11 +189,11 @@ void report_start(Run *run) {
              c->gradient_quantization_method == GRADIENT_EDEN ? " (EDEN)" : "");
     report_fp8(run);
     report_activations(run);
-    const char *idle = "WARNING: a single data-parallel rank sends nothing, so";
+    const char *idle = "WARNING: a single data-parallel rank sends no weights and gradients, so";
     bool one = mesh_data_ranks(&run->mesh) == 1 && !c->replica_group;
     if (one && (c->quantized_weights || c->quantized_gradients))
-        log_line(run->log, "%s the quantization flags have no effect", idle);
-    if (one && c->verify_wire && !c->quantized_activations)
+        log_line(run->log, "%s their quantization flags have no effect", idle);
+    if (one && c->verify_wire && !stages_send_codes(c))
         log_line(run->log, "%s --verify-wire has no effect", idle);
     if (!c->skip_train && c->warmup_samples_wn >= (double)c->total_samples)
         log_line(run->log,

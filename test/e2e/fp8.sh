@@ -101,7 +101,7 @@ family() { # FLAGS...
         layout halves 2 "${all[@]}" --make-vocab-size-divisible-by 8 --tensor-model-parallel-size 2 &&
         near halves whole &&
         layout rows 2 "${all[@]}" --make-vocab-size-divisible-by 8 --tensor-model-parallel-size 2 \
-            --sequence-parallel && near rows whole &&
+            --sequence-parallel --verify-replicas-interval 1 && equal_ranks && near rows whole &&
         logged stages 2 "${all[@]}" "${tensorwise[@]}" --ddp-bucket-size 1 --pipeline-model-parallel-size 2 &&
         layout alone 1 "${all[@]}" --ddp-bucket-size 1 && same_stages "$@" &&
         layout full 1 "${all[@]}" --recompute-granularity full && same_training whole full
@@ -113,7 +113,8 @@ both() {
     local all=("${one[@]}" --global-batch-size 8)
     logged bf16 1 "${all[@]}" --make-vocab-size-divisible-by 16 &&
         layout both 4 "${all[@]}" --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 \
-            --sequence-parallel --make-vocab-size-divisible-by 8 && near both bf16
+            --sequence-parallel --make-vocab-size-divisible-by 8 --verify-replicas-interval 1 &&
+        equal_ranks && near both bf16
 }
 check "tensor parallel 2, pipeline 2, several micro-batches" both
 

@@ -117,7 +117,7 @@ one_rank_exact() {
     local groups=(--wq-group-size 32 --gq-group-size-intra 32 --gq-group-size-inter 32)
     logged alone 1 && logged quantized_alone 1 "${paper[@]}" "${groups[@]}" &&
         same_training alone quantized_alone || return 1
-    [ "$(grep -c 'WARNING: a single data-parallel rank sends nothing' "$work/out")" -eq 1 ] ||
+    [ "$(grep -c 'WARNING: a single data-parallel rank sends no weights and gradients' "$work/out")" -eq 1 ] ||
         { why="no warning, or several"; return 1; }
 }
 check "one rank: the quantization flags change nothing, with one warning" one_rank_exact
