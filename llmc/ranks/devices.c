@@ -40,12 +40,14 @@ void devices_take_visible(OwnDevice *own, const VisibleDevices *of_rank) {
     own->sharers = 1;
 }
 
-// Most streams of a rank without and with the links of pipeline parallelism.
-enum { STREAMS = 12, STREAMS_AND_LINKS = 16 };
+// Most streams of a rank. With tensor or pipeline parallelism, kernels of several streams wait for
+// other ranks, and NCCL has streams of its own, so a rank needs all queues that CUDA offers.
+enum { STREAMS = 12, STREAMS_OF_PARTS = 32 };
 
 OwnDevice devices_choose(Peers host, const Mesh *mesh, bool emulated_nodes) {
     OwnDevice own = devices_in_order(host.comm);
-    VisibleDevices seen = {device_count(mesh->pp.size > 1 ? STREAMS_AND_LINKS : STREAMS), ""};
+    bool parts = mesh->tp.size > 1 || mesh->pp.size > 1;
+    VisibleDevices seen = {device_count(parts ? STREAMS_OF_PARTS : STREAMS), ""};
     devices_share(&own, mesh, seen.count, emulated_nodes);
     if (!device_kind()->numbered || own.host_ranks == 1) return own;
     device_identity(0, seen.first, sizeof seen.first);
