@@ -253,6 +253,7 @@ $(BUILD)/test/unit/model/test_tensor_overlap: LDFLAGS += -Wl,--allow-multiple-de
 $(BUILD)/test/unit/model/test_tensor_open: LDFLAGS += -Wl,--wrap=comm_own_gpus,--wrap=comm_open_direct
 $(BUILD)/test/unit/model/test_gpt: LDFLAGS += -Wl,--wrap=zero_reduce_unit
 $(BUILD)/test/mpi/test_heartbeat: LDFLAGS += -Wl,--wrap=mmap,--wrap=pthread_create,--wrap=nanosleep
+$(BUILD)/test/mpi/test_layout $(BUILD)/test/gpu/test_layout: LDFLAGS += -Wl,--wrap=activations_encode
 $(BUILD)/test/fuzz/fuzz_shard: LDFLAGS += -Wl,--wrap=mmap,--wrap=munmap
 fuzz-targets: $(FUZZ_TARGETS)
 fuzz:

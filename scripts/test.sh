@@ -4,7 +4,7 @@
 # the remaining time. Ends with all failures and "N passed, N failed, N skipped"; exit code 1 if any
 # test failed.
 #
-# The default level takes twenty minutes on two idle cores and covers every part of the program.
+# The default level takes fifteen minutes on two idle cores and covers every part of the program.
 # --ci adds sanitizers, all numbers of ranks and longer runs. --long adds tests that take hours.
 # scripts/test_costs.txt assigns tests to levels.
 #
@@ -34,7 +34,7 @@ for argument; do
     --no-install) no_install=1 ;;
     --help | -h)
         say "usage: scripts/test.sh [--ci | --long] [--no-install]"
-        say "Builds and runs tests of every part of the program, in twenty minutes on two cores."
+        say "Builds and runs tests of every part of the program, in fifteen minutes on two cores."
         say "--ci: all tests except the longest; --long: all tests; --no-install: do not install packages."
         exit 0 ;;
     *) die 2 "unknown argument $argument; see scripts/test.sh --help" ;;

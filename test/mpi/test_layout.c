@@ -6,6 +6,7 @@
 //   - On CPU ranks the row blocks of tensor parallelism change no bit; see rows_are_independent().
 //   - On CPU ranks pipeline stages change no bit, except in the gradients of the word embeddings,
 //     which are summed over micro-batches in a different order. For GPUs see tolerance().
+//   - Every quantized message between stages has its own rounding bits, the same in every layout.
 //
 // Built for both backends: build/test/gpu/test_layout runs on GPUs.
 //
@@ -36,6 +37,7 @@ typedef struct Layout {
     int groups;    // query groups of a Llama; 0: GPT-2's blocks
     bool qk_norm;  // only with RoPE: otherwise key norms have biases that do not affect the loss.
                    // Also sets heads to twice their usual size.
+    bool coded;    // --quantized-activations
 } Layout;
 
 // This rank and its options.
@@ -131,6 +133,8 @@ static bool configure(Config *config, const Layout *layout, Error *err) {
                                  "16"};
     for (int i = 0; i < (layout->qk_norm ? 5 : 0); i++) argv[count++] = heads[i];
     if (layout->sequence) argv[count++] = "--sequence-parallel";
+    const char *const codes[] = {"--quantized-activations", "--aq-group-size", "32"};
+    for (int i = 0; i < (layout->coded ? 3 : 0); i++) argv[count++] = codes[i];
     if (layout->chunks > 1) {
         argv[count++] = "--num-layers-per-virtual-pipeline-stage";
         argv[count++] = chunk;
@@ -241,10 +245,10 @@ static void load(GPT *gpt, int parts, Pass *pass) {
     free(ids);
 }
 
-static void step(Model *m, const Layout *layout) {
+static void step(Model *m, const Layout *layout, int64_t iteration) {
     int parts = layout->micro_batches;
     Pass pass;
-    zero_step_begins(m->zero, 1);
+    zero_step_begins(m->zero, iteration);
     if (gpt_needs_warm_up(&m->gpt, true, &pass)) {
         load(&m->gpt, parts, &pass);
         gpt_warm_up(&m->gpt, &pass);
@@ -359,7 +363,7 @@ static bool same_without_blocks(const Model *part, const Layout *layout, const R
     if (tp_row_blocks(&part->gpt.tp, (int64_t)part->gpt.B * part->gpt.T).count != TP_BLOCKS)
         ok = complain(part, "rows", "blocks", 1, TP_BLOCKS);
     open_model(&all_rows, layout, rank, 0);
-    step(&all_rows, layout);
+    step(&all_rows, layout, 1);
     for (int i = 0; i < part->gpt.tensors; i++) {
         const Tensor *t = &part->gpt.tensor[i];
         size_t bytes = (size_t)tensor_elements(t) * sizeof(float);
@@ -384,12 +388,12 @@ static bool compare_loss(const Model *part, const Model *whole, const Layout *la
 
 static bool same_model(const Layout *layout, const Rank *rank) {
     const Layout one_rank = {
-        1, 1, false, layout->recompute, layout->micro_batches, 1, layout->groups, layout->qk_norm};
+        1, 1, false, layout->recompute, layout->micro_batches, 1, layout->groups, layout->qk_norm, false};
     Model part, whole;
     open_model(&part, layout, rank, 1);
     open_model(&whole, &one_rank, rank, 1);
-    step(&part, layout);
-    step(&whole, &one_rank);
+    step(&part, layout, 1);
+    step(&whole, &one_rank, 1);
     bool ok = compare_loss(&part, &whole, layout);
     ok = same_without_blocks(&part, layout, rank) && ok;
     for (int i = 0; i < part.gpt.tensors; i++) {
@@ -413,6 +417,93 @@ static bool test_layout(const Rank *rank, const Layout *layout) {
                layout->sequence ? ", sequence parallel" : "", layout->recompute ? ", full recomputation" : "",
                layout->micro_batches);
     }
+    return ok;
+}
+
+// --- rounding bits of messages between stages ----------------------------------------------------
+
+// A message's rounding bits: a key, and the offsets of its elements.
+typedef struct Bits {
+    RoundingKey key;
+    int64_t first, end;
+} Bits;
+
+enum { STEPS = 2, MICRO_BATCHES = 2, MOST_SENT = 64 };
+static struct {
+    RoundingKey key[MOST_SENT];
+    int count;
+} sent;
+
+// Records the keys of messages (linker option --wrap).
+void __real_activations_encode(const ActivationFormat *format, const MessageLayout *message,
+                               const ActivationScratch *scratch, RoundingKey key, const floatX *x, int count,
+                               uint8_t *to, Stream *stream);
+void __wrap_activations_encode(const ActivationFormat *format, const MessageLayout *message,
+                               const ActivationScratch *scratch, RoundingKey key, const floatX *x, int count,
+                               uint8_t *to, Stream *stream);
+void __wrap_activations_encode(const ActivationFormat *format, const MessageLayout *message,
+                               const ActivationScratch *scratch, RoundingKey key, const floatX *x, int count,
+                               uint8_t *to, Stream *stream) {
+    if (sent.count < MOST_SENT) sent.key[sent.count++] = key;
+    __real_activations_encode(format, message, scratch, key, x, count, to, stream);
+}
+
+// Runs STEPS steps and returns the bits of the messages of all ranks, (ranks, MOST_SENT); end is 0
+// where there is none. The caller frees them.
+static Bits *bits_of(const Layout *layout, const Rank *rank) {
+    Model m;
+    Bits own[MOST_SENT] = {{{0}, 0, 0}};
+    Bits *all = xcalloc((size_t)rank->launch->size, sizeof own, "the test");
+    open_model(&m, layout, rank, 1);
+    sent.count = 0;
+    for (int i = 0; i < STEPS; i++) step(&m, layout, 1 + i);
+    Segment *segment = (Segment *)fetch(&m, m.gpt.message_scratch.segment, sizeof *segment);
+    for (int i = 0; i < sent.count; i++)
+        own[i] = (Bits){sent.key[i], segment->logical, segment->logical + segment->numel};
+    free(segment);
+    peers_all_gather(everyone, own, all, (int)sizeof own, MPI_BYTE);
+    close_model(&m);
+    return all;
+}
+
+static bool same_key(const Bits *a, const Bits *b) { return memcmp(&a->key, &b->key, sizeof a->key) == 0; }
+
+// Returns the elements of messages with the key of `which`, or -1 if two of them share an offset.
+static int64_t elements_with_key(const Bits *all, int count, const Bits *which) {
+    int64_t elements = 0;
+    for (int i = 0; i < count; i++) {
+        if (!same_key(&all[i], which)) continue;
+        elements += all[i].end - all[i].first;
+        for (int j = i + 1; j < count; j++) {
+            if (same_key(&all[j], which) && all[i].first < all[j].end && all[j].first < all[i].end) return -1;
+        }
+    }
+    return elements;
+}
+
+// Compares two stages whose ranks send parts of a message, if there are enough ranks, with as many
+// stages as ranks. No two elements of any messages have the same bits, and a message has the same
+// bits in both layouts.
+static bool test_bits(const Rank *rank) {
+    int size = rank->launch->size, count = size * MOST_SENT, messages = 0;
+    if (size == 1 || size % 2) return true;
+    const Layout parts = {size / 2, 2, size > 2, false, MICRO_BATCHES, 1, 0, false, true};
+    const Layout stages = {1, size, false, false, MICRO_BATCHES, 1, 0, false, true};
+    Bits *few = bits_of(&parts, rank), *many = bits_of(&stages, rank);
+    bool ok = true;
+    for (int i = 0; i < count; i++) {
+        if (many[i].end > 0 && elements_with_key(many, count, &many[i]) < 0) ok = false;
+        if (few[i].end == 0) continue;
+        int64_t elements = elements_with_key(few, count, &few[i]);
+        if (elements <= 0 || elements != elements_with_key(many, count, &few[i])) ok = false;
+        messages++;
+    }
+    // Forward and backward between two stages.
+    if (messages != STEPS * MICRO_BATCHES * 2 * parts.tp) ok = false;
+    free(few);
+    free(many);
+    if (rank->launch->rank == 0)
+        printf("%s rounding bits of messages, P 2 and P %d\n", ok ? "ok" : "not ok", size);
     return ok;
 }
 
@@ -448,7 +539,8 @@ int main(int argc, char **argv) {
                                  kind < 4          ? 0
                                  : launch.size < 8 ? 4
                                                    : 8,
-                                 i == 1};
+                                 i == 1,
+                                 false};
                 if (layout.tp == 1 && layout.sequence) continue;
                 if (layout.groups && i != 1) continue;
                 failures += !test_layout(&rank, &layout);
@@ -459,6 +551,7 @@ int main(int argc, char **argv) {
             }
         }
     }
+    failures += !test_bits(&rank);
     failures += leaks_found();
     launch_finalize(&launch);
     return failures ? 1 : 0;
