@@ -160,7 +160,8 @@ check "ZeRO-2, FP8, four stages" resumes fp8 4 --pipeline-model-parallel-size 4 
     --data-parallel-sharding-strategy optim_grads
 check "Llama" resumes llama 2 --normalization RMSNorm --position-embedding-type rope --swiglu \
     --disable-bias-linear --untie-embeddings-and-output-weights
-# The random bits belong to micro-batches and layers. Data-parallel ranks sum gradients in another order.
+# The random bits belong to micro-batches and layers. Data-parallel ranks sum gradients in another
+# order.
 layouts() { logged wide 4 "${run[@]}" "${four[@]}" && same_loss wide four 1 && same_loss wide four 2; }
 check "other ranks have the same random bits" layouts
 chunks() {

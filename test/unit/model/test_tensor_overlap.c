@@ -3,7 +3,8 @@
 // test_overlap.c. Steps run on one of four ranks: two tensor-parallel ranks in each of two
 // data-parallel ones. The tests check that:
 //   - events order any two uses of the same memory of which at least one is a write
-//   - omitting any wait of tensor parallelism is detected as a race
+//   - omitting any wait between streams of tensor parallelism is detected as a race
+//   - single kernels and quantized messages are used where they should be
 //   - the reduction of one row block is not ordered with the GEMMs of the other
 //   - in backward, collectives are not ordered with the GEMMs that should hide them
 #include <mpi.h>
@@ -29,6 +30,7 @@ typedef struct Case {
     bool direct;           // reductions and gathers are single kernels
     bool fused;            // reductions in forward are part of the norm's kernel
     bool sequence;         // --sequence-parallel
+    bool coded;            // --quantized-tensor-parallel, which uses no single kernels
 } Case;
 static Case way;
 
@@ -110,6 +112,8 @@ void op_linear_backward(Stream *s, const Linear *a) {
     if (a->dx) writes(s, a->dx, X * a->N * a->C);
     if (a->dx && a->x_pre) reads(s, a->x_pre, X * a->N * a->C);
     if (a->dx && a->x_pre) writes(s, a->dpre_bias, 4 * a->C);
+    // With tensor parallelism, the GEMM for dw alone hides a collective.
+    if (a->beside_collective != (a->dw && !a->dx)) fail_msg("a GEMM has the SMs of another one");
     if (a->dw) reads(s, a->x, X * a->N * a->C);
     if (a->dw) writes(s, a->dw, 4 * a->OC * a->C);
     writes(s, a->workspace, 1);
@@ -224,6 +228,8 @@ static void configure(Recording *r) {
     argv[argc++] = (char *)way.strategy;
     if (way.blocks) argv[argc++] = "--tp-comm-overlap";
     if (way.sequence) argv[argc++] = "--sequence-parallel";
+    const char *const codes[] = {"--quantized-tensor-parallel", "--aq-group-size", "32"};
+    for (int i = 0; i < (way.coded ? 3 : 0); i++) argv[argc++] = (char *)codes[i];
     bool ok = config_parse(&r->config, argc, argv, NULL, 0, &err) &&
               mesh_build(&r->mesh, 3, 4, hosts, 4, 2, 1, &err) && config_finish(&r->config, 4, 32, 31, &err);
     if (!ok) fail_msg("%s", err.what);
@@ -288,19 +294,28 @@ static void run(Recording *r) {
 
 // --- the tests -----------------------------------------------------------------------------------
 
+static int count_of(const Recording *r, const char *name) {
+    int count = 0;
+    for (int i = 0; i < r->device.op_count; i++) count += !strcmp(r->device.ops[i].name, name);
+    return count;
+}
+
 static const Case cases[] = {
-    {"optim", true, false, false, false},
-    {"optim", true, true, false, false},
-    {"optim_grads_params", true, false, false, false},
-    {"optim_grads_params", true, true, false, false},
-    {"optim", false, false, false, false},
-    {"optim", false, true, true, false},
-    {"optim_grads_params", false, true, false, false},
-    {"optim_grads_params", false, true, true, false},
-    {"optim", false, false, false, true},
-    {"optim", false, true, true, true},
-    {"optim_grads_params", false, true, false, true},
-    {"optim_grads_params", false, true, true, true},
+    {"optim", true, false, false, false, false},
+    {"optim", true, true, false, false, false},
+    {"optim_grads_params", true, false, false, false, false},
+    {"optim_grads_params", true, true, false, false, false},
+    {"optim", false, false, false, false, false},
+    {"optim", false, true, true, false, false},
+    {"optim_grads_params", false, true, false, false, false},
+    {"optim_grads_params", false, true, true, false, false},
+    {"optim", false, false, false, true, false},
+    {"optim", false, true, true, true, false},
+    {"optim_grads_params", false, true, false, true, false},
+    {"optim_grads_params", false, true, true, true, false},
+    {"optim", false, true, true, false, true},
+    {"optim_grads_params", false, false, false, true, true},
+    {"optim", false, true, true, true, true},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -310,6 +325,8 @@ static void conflicting_uses_are_ordered(void **state) {
         way = cases[i];
         open_recording(&r, -1, -1);
         run(&r);
+        int direct = count_of(&r, "reduce") + count_of(&r, "gather") + count_of(&r, "fused norm");
+        if ((direct > 0) != (way.direct && !way.coded)) fail_msg("case %d: %d single kernels", i, direct);
         close_recording(&r);
         if (r.device.races) fail_msg("case %d, %s: %s", i, way.strategy, r.device.first_race);
         assert_true(r.device.use_count > 500);
@@ -355,7 +372,7 @@ static void overlaps(const Recording *r, const char *first, int i, const char *s
 
 static void reductions_overlap_gemms(void **state) {
     Recording r;
-    way = (Case){"optim_grads_params", true, true, false, false};
+    way = (Case){"optim_grads_params", true, true, false, false, false};
     open_recording(&r, -1, -1);
     run(&r);
     for (int l = 0; l < LAYERS; l++) {
@@ -376,7 +393,7 @@ static void reductions_overlap_gemms(void **state) {
 // the gradient precedes the GEMMs.
 static void backward_overlaps_gemms(void **state) {
     Recording r;
-    way = (Case){"optim", false, true, true, true};
+    way = (Case){"optim", false, true, true, true, false};
     open_recording(&r, -1, -1);
     run(&r);
     assert_int_equal(find(&r, "reduce", 0)->stream, r.compute->id);  // of the embedding
@@ -395,18 +412,12 @@ static void backward_overlaps_gemms(void **state) {
 // norm of a pass adds none.
 static void norms_include_reductions(void **state) {
     Recording r;
-    int norms = 0, fused = 0, reductions = 0;
-    way = (Case){"optim", false, true, true, false};
+    way = (Case){"optim", false, true, true, false, false};
     open_recording(&r, -1, -1);
     run(&r);
-    for (int i = 0; i < r.device.op_count; i++) {
-        norms += !strcmp(r.device.ops[i].name, "norm");
-        fused += !strcmp(r.device.ops[i].name, "fused norm");
-        reductions += !strcmp(r.device.ops[i].name, "reduce");
-    }
-    assert_int_equal(norms, STEPS);
-    assert_int_equal(fused, STEPS * 2 * LAYERS);
-    assert_int_equal(reductions, STEPS * (2 + 2 * LAYERS));  // of embedding, LM head and backward
+    assert_int_equal(count_of(&r, "norm"), STEPS);
+    assert_int_equal(count_of(&r, "fused norm"), STEPS * 2 * LAYERS);
+    assert_int_equal(count_of(&r, "reduce"), STEPS * (2 + 2 * LAYERS));  // embedding, LM head, backward
     close_recording(&r);
 }
 
