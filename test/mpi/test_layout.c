@@ -7,6 +7,7 @@
 //   - On CPU ranks pipeline stages change no bit, except in the gradients of the word embeddings,
 //     which are summed over micro-batches in a different order. For GPUs see tolerance().
 //   - Every quantized message between stages has its own rounding bits, the same in every layout.
+//   - Sums over the tensor-parallel ranks are correct if scratch memory holds only parts of them.
 //
 // Built for both backends: build/test/gpu/test_layout runs on GPUs.
 //
@@ -507,6 +508,34 @@ static bool test_bits(const Rank *rank) {
     return ok;
 }
 
+// --- sums over tensor-parallel ranks -------------------------------------------------------------
+
+// Sums three arrays with scratch memory for CHUNK elements per rank. In memory, the arrays are in
+// reverse order. Elements are integers, so sums are exact.
+static bool test_sums(const Rank *rank) {
+    enum { CHUNK = 5, ELEMENTS = 22 };
+    const int size = rank->launch->size, scratch = (size + 1) * CHUNK;
+    const Layout layout = {size, 1, false, false, 1, 1, 0, false, false};
+    Model m;
+    float own[ELEMENTS];
+    bool ok = true;
+    open_model(&m, &layout, rank, 1);
+    float *values = (float *)m.gpt.dwide + scratch;
+    const TpSum sum[] = {{values + 21, 1}, {values + 14, 7}, {values, 14}};
+    for (int i = 0; i < ELEMENTS; i++) own[i] = (float)(100 * m.mesh.tp.rank + i);
+    copy_to_device(m.compute, values, own, sizeof own);
+    tp_sum(&m.gpt.tp, sum, sizeof sum / sizeof *sum, m.gpt.dwide, (size_t)scratch * sizeof(float));
+    float *sums = (float *)fetch(&m, values, sizeof own);
+    for (int i = 0; i < ELEMENTS; i++) {
+        float expected = (float)(100 * size * (size - 1) / 2 + size * i);
+        if (sums[i] != expected) ok = complain(&m, "sum in chunks", "an element is", sums[i], expected);
+    }
+    free(sums);
+    close_model(&m);
+    if (rank->launch->rank == 0) printf("%s sums in chunks, T %d\n", ok ? "ok" : "not ok", size);
+    return ok;
+}
+
 // If ranks share a GPU, all layouts use the same nodes, because NCCL reads its host id only once.
 static void choose_device(Rank *rank) {
     const Launch *launch = rank->launch;
@@ -552,6 +581,7 @@ int main(int argc, char **argv) {
         }
     }
     failures += !test_bits(&rank);
+    failures += !test_sums(&rank);
     failures += leaks_found();
     launch_finalize(&launch);
     return failures ? 1 : 0;
