@@ -62,7 +62,7 @@ static void print_memory(const Config *c, const Mesh *mesh, const MemoryPlan *mu
 
 // Prints the work of Newton-Schulz on each rank. Neighbors with equal work share an entry.
 static void print_work(const Config *c, const BucketLayout *plan, FILE *out) {
-    fprintf(out, "    TFLOP by rank:");
+    fprintf(out, "    TFLOP by data-parallel rank:");
     for (int r = 0, first = 0; r < plan->dp; r++) {
         if (r + 1 < plan->dp && plan->rank_work[r + 1] == plan->rank_work[first]) continue;
         fprintf(out, "%s %.4g on ", first ? "," : "",

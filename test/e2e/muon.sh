@@ -250,7 +250,7 @@ check "memory as planned" memory_as_planned 4 "${two_by_two[@]}" "${muon[@]}" "$
 balanced() {
     make_plan 8 "${muon[@]}" --num-layers 8 --micro-batch-size 1 &&
         grep -qE 'Newton-Schulz per step: .* at most ([0-9.e-]+) on a rank \(mean \1\)' "$work/plan" &&
-        grep -qE 'TFLOP by rank: [0-9.e-]+ on 0 to 7$' "$work/plan" &&
+        grep -qE 'TFLOP by data-parallel rank: [0-9.e-]+ on 0 to 7$' "$work/plan" &&
         grep -q 'which takes 0.0 % of padding' "$work/plan" ||
         { why="not balanced: $(grep -A 2 Newton "$work/plan")"; return 1; }
 }
@@ -260,7 +260,7 @@ shared_work() {
     "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args --plan --mock-data --plan-world-size 32 --gpus-per-node 8 \
         --global-batch-size 256 "${muon[@]}" >"$work/plan" 2>"$work/err" || { why="--plan failed"; return 1; }
     why="$(grep -A 1 Newton "$work/plan")"
-    sed -n 's/.*TFLOP by rank: //p' "$work/plan" | tr ',' '\n' | awk -v said="$why" \
+    sed -n 's/.*TFLOP by data-parallel rank: //p' "$work/plan" | tr ',' '\n' | awk -v said="$why" \
         '{ ranks = $4 == "to" ? $5 - $3 + 1 : 1; n += ranks; sum += $1 * ranks; rows++
            if ($1 > most) most = $1 }
          END { match(said, /at most [0-9.]+/); told = substr(said, RSTART + 8, RLENGTH - 8)
