@@ -1,10 +1,10 @@
 // Messages between pipeline stages: see gpt.h. Called by micro_batches.c.
 //
 // Quantized messages are encoded into and decoded from buffers of their own. Both directions are
-// pure functions of the activations and of a key (step, first sample, layer), so they depend
-// neither on timing nor on the number of data-parallel ranks, and a resumed run repeats them. The
-// receiver computes with the decoded values in forward and backward, also if it recomputes its
-// activations.
+// pure functions of the activations and of a key (seed, step, layer, direction, first sample of the
+// micro-batch), so they depend neither on timing nor on the number of data-parallel ranks, and a
+// resumed run repeats them. The receiver computes with the decoded values in forward and backward,
+// also if it recomputes its activations.
 #include <assert.h>
 #include <stdlib.h>
 
@@ -106,7 +106,8 @@ static StageMessage describe(const GPT *gpt, const Pass *p, bool sends) {
                           .layer = layer};
 }
 
-// Selects the random bits of a message. They do not depend on the layout of the ranks.
+// Selects the random bits of a message. They do not depend on the layout of the ranks, but on the
+// size of a micro-batch, because the key holds only its first sample.
 static RoundingKey rounding_key(const GPT *gpt, const Pass *p, const StageMessage *which) {
     uint32_t purpose = p->direction == FORWARD ? PURPOSE_ACTIVATION : PURPOSE_ACTIVATION_GRADIENT;
     uint32_t step = (uint32_t)zero_wire_checks(gpt->zero)->step;
