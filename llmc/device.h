@@ -22,9 +22,9 @@ typedef struct DeviceKind {
 const DeviceKind *device_kind(void);
 
 // Returns the number of GPUs visible to the program, 0 without a driver; INT_MAX on CPU ranks. Must
-// be the first call of the backend, because it prepares the environment. streams: the most streams
-// that the program will have at the same time.
-int device_count(int streams);
+// be the first call of the backend, because it prepares the environment. needed: the fewest
+// hardware queues with which the program works; a user may set more (CUDA_DEVICE_MAX_CONNECTIONS).
+int device_count(int needed);
 // Writes the identity of device `index`, the same for every process of the host: a GPU's PCI
 // address. Empty on CPU ranks and for missing devices.
 void device_identity(int index, char *text, size_t bytes);

@@ -92,7 +92,7 @@ static bool warm_up_blas(Error *err) {
     return true;
 }
 
-int device_count(int streams) { return INT_MAX; }
+int device_count(int needed) { return INT_MAX; }
 void device_identity(int index, char *text, size_t bytes) { *text = '\0'; }
 
 Device *device_open(int index, const Site *site, Error *err) {

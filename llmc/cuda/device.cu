@@ -91,19 +91,19 @@ static bool driver_is_new_enough(Error *err) {
 // Sets the number of hardware queues, which is 8 by default, before CUDA starts. Streams that share
 // a queue wait for each other's kernels. A receive from another pipeline stage could then block
 // work that the other stage waits for: a deadlock. (Megatron-LM's scripts set 1 to get a kernel
-// order that is not needed here.) A user's number is kept if every stream can have a queue: under
-// MPS, the ranks that share a GPU also share 96 queues.
-static void ask_for_queues(int streams) {
+// order that is not needed here.) A user's number is kept if it is enough: under MPS, the ranks
+// that share a GPU also share 96 queues.
+static void ask_for_queues(int needed) {
     const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     char number[16];
-    if (queues && atoi(queues) >= streams) return;
+    if (queues && atoi(queues) >= needed) return;
     snprintf(number, sizeof number, "%d", QUEUES);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", number, 1);
 }
 
-int device_count(int streams) {
+int device_count(int needed) {
     int gpus = 0;
-    ask_for_queues(streams);  // before the first call of CUDA
+    ask_for_queues(needed);  // before the first call of CUDA
     if (cudaGetDeviceCount(&gpus) != cudaSuccess) gpus = 0;
     cudaGetLastError();  // device_open reports the error
     return gpus;

@@ -47,15 +47,16 @@ static inline int peer_blocks(int64_t work, int64_t of_block, int most) {
     return blocks < most ? (int)blocks : most;
 }
 
-// Returns the maximum blocks of a launch beside a GEMM: a quarter of the GPU's SMs.
-static inline int peer_quarter(int multiprocessors) {
+// Returns the maximum blocks of a launch beside a GEMM: PEER_BLOCKS, or a quarter of a small GPU's
+// SMs.
+static inline int peer_blocks_beside_gemm(int multiprocessors) {
     return multiprocessors / 4 < PEER_BLOCKS ? multiprocessors / 4 : PEER_BLOCKS;
 }
 
 // Returns the maximum blocks of an NCCL collective, so that `collectives` of them, NCCL's links and
 // a launch beside a GEMM fit on the GPU at the same time.
 static inline int peer_nccl_blocks(int multiprocessors, int collectives) {
-    int room = multiprocessors - NCCL_LINK_BLOCKS - peer_quarter(multiprocessors);
+    int room = multiprocessors - NCCL_LINK_BLOCKS - peer_blocks_beside_gemm(multiprocessors);
     int blocks = collectives > 0 ? room / collectives : NCCL_BLOCKS;
     return blocks < 1 ? 1 : blocks < NCCL_BLOCKS ? blocks : NCCL_BLOCKS;
 }
@@ -63,12 +64,12 @@ static inline int peer_nccl_blocks(int multiprocessors, int collectives) {
 // Returns the maximum blocks of a launch on a GPU. Without a GEMM: up to half of its SMs, but
 // NCCL's links and `collectives` concurrent collectives must find room.
 static inline int peer_most_blocks(CommBeside beside, int multiprocessors, int collectives) {
-    int quarter = peer_quarter(multiprocessors), most = multiprocessors / 2;
+    int least = peer_blocks_beside_gemm(multiprocessors), most = multiprocessors / 2;
     int room = multiprocessors - NCCL_LINK_BLOCKS -
                collectives * peer_nccl_blocks(multiprocessors, collectives);
     if (most > room) most = room;
     if (most > PEER_BLOCKS_MOST) most = PEER_BLOCKS_MOST;
-    if (beside == COMM_BESIDE_GEMM || most < quarter) most = quarter;
+    if (beside == COMM_BESIDE_GEMM || most < least) most = least;
     return most < 1 ? 1 : most;
 }
 

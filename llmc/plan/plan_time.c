@@ -289,10 +289,9 @@ static double tensor_time(const Config *c, const Mesh *mesh, Rates rates) {
 }
 
 // Adds exposed communication of tensor and pipeline parallelism, at the speed of the slowest link
-// involved.
-// Pipeline messages overlap with compute, except for the time by which they exceed it, and for one
-// message through all stages in each direction while the pipeline fills and drains. The exchange of
-// the tied embedding's gradient follows backward.
+// involved. Pipeline messages overlap with compute, except for the time by which they exceed it,
+// and for one message through all stages in each direction while the pipeline fills and drains. The
+// exchange of the tied embedding's gradient follows backward.
 static void add_waits(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
     int stages = mesh->pp.size;
     double line = stages * mesh->pp.stride <= mesh->per_node ? rates.inside : rates.between;

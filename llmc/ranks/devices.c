@@ -40,14 +40,14 @@ void devices_take_visible(OwnDevice *own, const VisibleDevices *of_rank) {
     own->sharers = 1;
 }
 
-// Most streams of a rank. With tensor or pipeline parallelism, kernels of several streams wait for
-// other ranks, and NCCL has streams of its own, so a rank needs all queues that CUDA offers.
-enum { STREAMS = 12, STREAMS_OF_PARTS = 32 };
+// Hardware queues that a rank needs: one for each of its streams. With tensor or pipeline
+// parallelism, NCCL's streams wait for other ranks too, so it needs all queues that CUDA offers.
+enum { QUEUES = 12, QUEUES_OF_PARTS = 32 };
 
 OwnDevice devices_choose(Peers host, const Mesh *mesh, bool emulated_nodes) {
     OwnDevice own = devices_in_order(host.comm);
     bool parts = mesh->tp.size > 1 || mesh->pp.size > 1;
-    VisibleDevices seen = {device_count(parts ? STREAMS_OF_PARTS : STREAMS), ""};
+    VisibleDevices seen = {device_count(parts ? QUEUES_OF_PARTS : QUEUES), ""};
     devices_share(&own, mesh, seen.count, emulated_nodes);
     if (!device_kind()->numbered || own.host_ranks == 1) return own;
     device_identity(0, seen.first, sizeof seen.first);

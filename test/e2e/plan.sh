@@ -440,7 +440,7 @@ check "the plot of where SDP4Bit pays off" picture_is_true
 # peer memory, which takes 0.026 ms less than NCCL, or are quantized, which takes 0.1 ms.
 tensor_messages() {
     local tensor=(--plan-gpu H100 --tensor-model-parallel-size 2 --sequence-parallel --fp8-format e4m3 \
-        --fp8-recipe tensorwise) backend nccl peer codes
+        --fp8-recipe tensorwise) nccl peer codes
     exposed_ms() { takes eden-lossless --plan-network 25 "$@" &&
         awk '$1 == "this" && $2 == "run" && NF == 8 { print $5 }' "$work/out"; }
     nccl=$(exposed_ms "${tensor[@]}" --tp-comm-backend nccl) && peer=$(exposed_ms "${tensor[@]}") &&
