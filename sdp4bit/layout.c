@@ -137,9 +137,10 @@ static int64_t whole_divide(const WholeUnits *units, int *shard) {
 }
 
 // Returns the number of buckets, at most `most`, into which the units should be divided as evenly
-// as possible: the largest whose padding is at most 1/20 of the elements, or the one with the least
-// padding. Bucket i gets units first + n i / buckets .. first + n (i + 1) / buckets - 1 of n.
-static int whole_buckets(const WholeUnits *units, int most) {
+// as possible: the largest whose padding is at most 1/most_padding of the elements, or the one with
+// the least padding. Bucket i gets units first + n i / buckets to first + n (i + 1) / buckets - 1
+// of n.
+static int whole_buckets(const WholeUnits *units, int most, int most_padding) {
     assert(most >= 1 && most <= units->end - units->first);
     int n = units->end - units->first, best = 1;
     int64_t elements = 0, least = INT64_MAX;
@@ -154,7 +155,7 @@ static int whole_buckets(const WholeUnits *units, int most) {
             part.end = units->first + (int)((int64_t)n * (b + 1) / buckets);
             padded += units->dp * whole_divide(&part, NULL);
         }
-        if (padded - elements <= elements / 20) return buckets;
+        if (padded - elements <= elements / most_padding) return buckets;
         if (padded < least) least = padded, best = buckets;
     }
     return best;
@@ -232,14 +233,14 @@ static int merge_units(BucketLayout *layout, const LayoutTensor *tensors, int co
         size[tensors[i].unit] += tensors[i].numel;
         whole[tensors[i].unit] |= tensors[i].work > 0;
     }
-    int bucket = -1;
+    int bucket = -1, most_padding = layout->options.buffered ? 8 : 20;
     for (int first = 0, end; first < layout->units; first = end) {
         for (end = first + 1; end < layout->units && whole[end] == whole[first];) end++;
         int start = bucket + 1;
         bucket = merge_greedily(layout, size, first, end, start);
         if (!whole[first]) continue;
         WholeUnits units = whole_units(layout, tensors, first, end);
-        int64_t n = end - first, buckets = whole_buckets(&units, bucket - start + 1);
+        int64_t n = end - first, buckets = whole_buckets(&units, bucket - start + 1, most_padding);
         for (int64_t b = 0; b < buckets; b++) {
             for (int64_t u = n * b / buckets; u < n * (b + 1) / buckets; u++)
                 layout->unit_bucket[first + u] = start + (int)b;
