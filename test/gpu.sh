@@ -509,7 +509,7 @@ as_nccl() {
 # ranks or more, which may belong to different tensor-parallel groups.
 auto_shares_no_gpu() {
     local what="ranks that share a GPU use NCCL by default"
-    trained auto 2 $((gpus > 2 ? gpus : 2)) --train-iters 2 "$@" || return
+    trained auto 2 $((gpus > 2 ? gpus : 2)) --train-iters 3 "$@" || return
     if grep -q 'tensor-parallel collectives use NCCL: several ranks share GPU' "$work/log"; then ok "$what"
     else not_ok "$what" "$(grep -m 1 'tensor-parallel collectives' "$work/log")"; fi
 }

@@ -246,6 +246,13 @@ static void load(GPT *gpt, int parts, Pass *pass) {
     free(ids);
 }
 
+// The keys of the messages that this rank has sent since its warm-up.
+enum { SEED = 1234, STEPS = 2, MICRO_BATCHES = 2, MOST_SENT = 64 };  // SEED: the default of --seed
+static struct {
+    RoundingKey key[MOST_SENT];
+    int count;
+} sent;
+
 static void step(Model *m, const Layout *layout, int64_t iteration) {
     int parts = layout->micro_batches;
     Pass pass;
@@ -253,6 +260,7 @@ static void step(Model *m, const Layout *layout, int64_t iteration) {
     if (gpt_needs_warm_up(&m->gpt, true, &pass)) {
         load(&m->gpt, parts, &pass);
         gpt_warm_up(&m->gpt, &pass);
+        sent.count = 0;
     }
     PassSchedule schedule = gpt_schedule(&m->gpt, parts, true);
     while (gpt_next_pass(&schedule, &pass)) {
@@ -428,12 +436,6 @@ typedef struct Bits {
     RoundingKey key;
     int64_t first, end;
 } Bits;
-
-enum { SEED = 1234, STEPS = 2, MICRO_BATCHES = 2, MOST_SENT = 64 };  // SEED: the default of --seed
-static struct {
-    RoundingKey key[MOST_SENT];
-    int count;
-} sent;
 
 // Records the keys of messages (linker option --wrap).
 void __real_activations_encode(const ActivationFormat *format, const MessageLayout *message,
