@@ -31,7 +31,7 @@ the variables.
 
   PRESET           a preset of the paper: baseline (fp32 gradients), baseline-bf16, qw, qwd, ulq, tlq,
                    tlq-hs or sdp4bit; or zeropp, ZeRO++ with the gradients of ulq; or one of
-                   configs/: eden, eden3, eden2-ef, lossless, eden-lossless, local [baseline]
+                   configs/: eden, eden3, eden2-ef, lossless, eden-lossless, local, muon [baseline]
   DATA_PATH        prefix of the token shards, or a blend: "0.7 a_text_document 0.3 b_text_document"
   VOCAB_FILE, MERGE_FILE   GPT-2's vocabulary; not needed with mock data (SPEED=1)
   CHECKPOINT_PATH  folder of the checkpoints: saved every $save_interval iterations, and loaded if
@@ -95,10 +95,10 @@ choose_preset() {
         preset_flags=("@$root/configs/$preset.args") quantizes_gradients=1
         [ $preset != local ] || leave_time_to_save
         ;;
-    lossless) preset_flags=("@$root/configs/$preset.args") ;;
+    lossless | muon) preset_flags=("@$root/configs/$preset.args") ;;
     *)
         die 2 "PRESET=$preset is unknown; presets are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, \
-sdp4bit, zeropp, eden, eden3, eden2-ef, lossless, eden-lossless, local"
+sdp4bit, zeropp, eden, eden3, eden2-ef, lossless, eden-lossless, local, muon"
         ;;
     esac
 }

@@ -45,6 +45,7 @@ check "SDP4Bit, weights rounded to nearest" preset nearest 5 "${paper[@]}" --wq-
 check "EDEN" preset eden 5 @configs/eden.args --wq-group-size 128
 check "EDEN, 3 bits" preset eden3 8 @configs/eden3.args --wq-group-size 128
 check "EDEN, 2 bits with error feedback" preset eden2-ef 10 @configs/eden2-ef.args --wq-group-size 128
+check "Muon" preset muon 5 @configs/muon.args
 without_loss() { # fewer bytes than with bf16 weights
     logged lossless 4 "${two_by_two[@]}" @configs/lossless.args && same_training baseline lossless || return 1
     awk -v plain="$(sent baseline 1 40)" -v coded="$(sent lossless 1 40)" \
@@ -77,7 +78,7 @@ check "SDP4Bit in 3 chunks and several buckets" preset chunks 5 "${paper[@]}" --
 
 # Every preset must differ from the others in its losses or its bytes.
 presets_differ() {
-    local names=(baseline bf16 qw qw8 qwd qwd8 ulq tlq tlq8 tlqhs sdp4bit nearest eden eden3 eden2-ef)
+    local names=(baseline bf16 qw qw8 qwd qwd8 ulq tlq tlq8 tlqhs sdp4bit nearest eden eden3 eden2-ef muon)
     local i j
     for ((i = 0; i < ${#names[@]}; i++)); do
         for ((j = i + 1; j < ${#names[@]}; j++)); do

@@ -106,6 +106,7 @@ preset eden2-ef "$weights $eden gradient-quantization-bits-inter=2 error-feedbac
 preset lossless "$lossless $no_gradients"
 preset eden-lossless "$lossless $eden gradient-quantization-bits-inter=4"
 preset local "$weights $eden gradient-quantization-bits-inter=4 local-steps=30"
+preset muon "$no_weights $no_gradients optimizer=muon muon-extra-scale-factor=0.2 muon-nesterov=on use-distributed-optimizer=on"
 
 printf 'node0%d slots=4\n' 1 2 3 4 >"$work/hosts-four"
 speed="micro-batch-size=1 mock-data=on log-interval=1 exit-interval=200 save= load="

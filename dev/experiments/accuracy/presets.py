@@ -5,7 +5,7 @@ import math
 import re
 import struct
 
-from .common import StudyError
+from .common import ROOT, StudyError
 
 FOUR = [1234, 1235, 1236, 1237]
 
@@ -25,9 +25,7 @@ STAGES = ["--pipeline-model-parallel-size", "2", "--quantized-activations"]
 
 TWO_BITS = ["--gradient-quantization-bits-inter", "2"]  # between nodes
 FEEDBACK = ["--error-feedback"]
-# With this factor, Muon's updates have AdamW's size, so that AdamW's learning rate and weight decay
-# carry over.
-MUON = ["--optimizer", "muon", "--muon-extra-scale-factor", "0.2", "--muon-nesterov"]
+MUON = [f"@{ROOT}/configs/muon.args"]
 
 
 def outer(rate, momentum):
@@ -78,7 +76,7 @@ PRESETS = {
     "local-eden2": ("local", TWO_BITS, FOUR[:1]),
     "local-eden2-ef": ("local", TWO_BITS + FEEDBACK, FOUR[:1]),
     "local-1-0.7": ("local", outer("1", "0.7"), FOUR[:1]),
-    "muon": ("baseline", MUON, FOUR[:1]),
+    "muon": ("muon", [], FOUR[:1]),
     "muon-local": ("local", MUON, FOUR[:1]),  # MuLoCo
     "muon-local-eden2": ("local", MUON + TWO_BITS, FOUR[:1]),
     "muon-local-eden2-ef": ("local", MUON + TWO_BITS + FEEDBACK, FOUR[:1]),
