@@ -183,6 +183,7 @@ program=${BUILD:-build}/train_gpt_cpu
 if [ -x "$program" ]; then
     known=$({
         echo --allow-run-as-root --oversubscribe --bind-to --gpus-per-task # of mpirun and srun
+        echo --muon-use-nesterov # of other versions of Megatron-LM
         "$program" --help
         "${BUILD:-build}/preprocess_data" --help
         "${BUILD:-build}/convert_checkpoint" --help
