@@ -221,6 +221,11 @@ local_reference() { # local steps are compared with the same optimizer, which ma
             '| muon-local | 4 x 1 | 1000 | 0.002 | the only one | 2.95800 | muon, lr 0.002 | 1 | +0.05800 | - | +2.000 |'
 }
 check "sweep: the reference of local steps" local_reference
+one_corpus() { # another file name of the same shard
+    sed -i 's/"data":"text"/"data":"copy"/' "$work/s-sweep/muon.1x1.lr0.002.i1000.1.json" &&
+        sweep_says s 'Corpus: `copy` (in some runs named `text`).' '| muon | 1 x 1 | 1000 | 0.002 |'
+}
+check "sweep: one corpus with two names" one_corpus
 sweep_settings() {
     local rc=0
     swept s muon 1 0.002 1000 4 3.0 32

@@ -9,7 +9,8 @@ from .common import StudyError, read_json
 from .noise import MARGIN, lost
 from .plots import gap_plot, plots
 from .scratch_report import write_page
-from .statements import fp8_statements, items, meanings, ordering, paragraph, single_comparisons, table
+from .statements import (corpus, fp8_statements, items, meanings, ordering, paragraph, single_comparisons,
+                         table)
 from .replicates import ForkNoise, Chance, compared, families, power_table, read_forks
 
 
@@ -78,7 +79,7 @@ def page(found, name, model):
     lines = [f"# Accuracy of forks: {model}", ""]
     lines += paragraph(
         f"{runs[0]['parameters']:,} parameters, {of_all('device')}, commit {of_all('commit')}.",
-        f"Corpus: `{of_all('data')}`.",
+        corpus(runs),
         "[The study](../README.md) explains what these forks can show.")
     lines += ["", *items(
         "Every preset starts from the weights and Adam moments of the base run and trains while the "

@@ -1,10 +1,18 @@
-"""Tables of a report, and checks of the paper's claims. Called by scratch_report.py and fork_report.py."""
+"""Tables of a report, and checks of the paper's claims. Called by the modules *_report.py."""
 import statistics
 import textwrap
 
 from .presets import FP8_EQUAL, PAPER_EQUAL, PAPER_ORDER, trains_alone
 from .noise import MARGIN, as_good, base_of, baseline_gaps, error_mean, gaps, lost, mean_of, classify
 from tables import cell  # dev/, whose path common adds
+
+
+def corpus(runs):
+    """Returns a sentence that names the corpus. The shard may have another file name in some runs, but
+    its fingerprint is among the settings, which are equal in all of them."""
+    first, *others = (f"`{name}`" for name in sorted({str(r.get("data", "unknown")) for r in runs}))
+    named = f" (in some runs named {', '.join(others)})" if others else ""
+    return f"Corpus: {first}{named}."
 
 
 def outcome_cell(results, noise, preset, values):

@@ -5,7 +5,7 @@ import statistics
 from .noise import classify, mean_of, own_half_width
 from .presets import trains_alone
 from .scratch_report import write_page
-from .statements import items, paragraph
+from .statements import corpus, items, paragraph
 from .sweep import best_cells, fractions, losses_of, read_sweep, reference_cell
 from tables import cell as number  # dev/, whose path common adds
 
@@ -122,7 +122,7 @@ def page_text(results, best, model):
     lines += paragraph(
         f"{runs[0]['parameters']:,} parameters on {of_all('device')}, commit {of_all('commit')}.",
         f"Flags in addition to the study's own: `{' '.join(s['flags']) or 'none'}`.",
-        f"Corpus: `{of_all('data')}`.",
+        corpus(runs),
         f"Every run has its own schedule: a warm-up over {100 * s['warmup_fraction']:g} % of its iterations and "
         "a cosine decay to zero.",
         f"All runs are evaluated at their end on the same {s['eval_iterations'] * s['global_batch_size']} "
