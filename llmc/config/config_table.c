@@ -319,7 +319,7 @@ static const Option table[] = {
     INT("local-steps", FREE, local_steps, "1", 1, 1000000,
         "train nodes independently and synchronize each layer every N steps (Streaming "
         "DiLoCo). 1: all ranks take every step together"),
-    SINGLE("outer-lr", FREE, outer_lr, "1", 0, 1e3,
+    SINGLE("outer-lr", FREE, outer_lr, "1", OPTION_ABOVE_ZERO, 1e3,
            "learning rate of the outer step, which synchronizes nodes"),
     SINGLE("outer-momentum", FREE, outer_momentum, "0.5", 0, OPTION_BELOW_ONE,
            "Nesterov momentum of the outer step"),

@@ -218,6 +218,7 @@ static void malformed_words(void **state) {
         {"--hidden-dropout 1", "must be at least 0 and below 1"},
         {"--adam-beta2 1.0", "below 1"},
         {"--adam-eps 0", "above 0"},
+        {"--local-steps 2 --outer-lr 0", "--outer-lr 0: must be above 0"},
         {"--lr-decay-style wsd",
          "--lr-decay-style wsd: not one of constant|linear|cosine|inverse-square-root|WSD"},
         {"--lr-wsd-decay-style quadratic", "not one of exponential|linear|cosine|minus_sqrt"},
