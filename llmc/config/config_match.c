@@ -260,6 +260,7 @@ static bool match_schedule(Config *config, const cJSON *saved, const cJSON *now,
         adopt_schedule(config, saved);
         return true;
     }
+    if (config->no_load_optim) return true;  // the schedule restarts: see restore in llmc/run/resume.c
     Difference d;
     // The length of the run only matters if weight decay changes over it.
     bool constant = config->weight_decay_incr_style == WEIGHT_DECAY_CONSTANT;

@@ -111,6 +111,23 @@ static void checkpoints_of_the_other_optimizer(void **state) {
     config_free(&muon.config);
 }
 
+// Without optimizer state the schedule restarts, so it may differ from the checkpoint's.
+static void schedules_of_the_other_optimizer(void **state) {
+    Run adam, muon;
+    must_run(&adam, SMALL "--train-iters 10", 1);
+    must_run(&muon, MUON "--train-iters 20 --lr 2e-3 --lr-decay-style linear --lr-warmup-iters 2", 1);
+    char *saved_adam = config_to_json(&adam.config);
+    muon.config.no_load_optim = true;
+    if (!config_match_checkpoint(&muon.config, saved_adam, NULL, 0, &muon.err)) fail_msg("%s", muon.err.what);
+    assert_true(muon.config.lr == 2e-3);
+    muon.config.use_checkpoint_opt_param_scheduler = true;
+    assert_true(config_match_checkpoint(&muon.config, saved_adam, NULL, 0, &muon.err));
+    assert_true(muon.config.lr == adam.config.lr);
+    free(saved_adam);
+    config_free(&adam.config);
+    config_free(&muon.config);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_match_megatron),
@@ -119,6 +136,7 @@ int main(void) {
         cmocka_unit_test(impossible_flags_are_refused),
         cmocka_unit_test(notes_name_flags_without_effect),
         cmocka_unit_test(checkpoints_of_the_other_optimizer),
+        cmocka_unit_test(schedules_of_the_other_optimizer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
