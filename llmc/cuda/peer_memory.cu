@@ -226,7 +226,9 @@ static bool can_share(PeerMemory *n, int pieces, Error *err) {
         ok = system_error(err, "a node has %d ranks, but at most %d can share memory", n->size, MAX_PEERS);
     } else if (!n->batch || !n->address_range) {
         ok = system_error(err, "the CUDA driver has no cuStreamBatchMemOp; update the driver");
-    } else if (pieces > COMM_PIECES || peer_memory_sharing(n)) {
+    } else if (peer_memory_sharing(n)) {
+        ok = system_error(err, "the ranks of this node already share memory; call comm_unshare first");
+    } else if (pieces > COMM_PIECES) {
         ok = system_error(err, "%d memory ranges are too many to share; the limit is %d", pieces,
                           COMM_PIECES);
     }
