@@ -21,8 +21,6 @@
 #include "llmc/ranks/peers.h"
 
 enum { MAX_PEERS = 16 };
-// Time limit for the first flags. They may arrive after the stream that wrote them has completed.
-#define PATIENCE_SECONDS 2.0
 
 // Driver functions, looked up in libcuda.so at run time: a program linked against libcuda.so would
 // not start on a machine without a driver.
@@ -172,18 +170,18 @@ static bool batch_ok(const PeerMemory *n, Stream *stream, unsigned count, CUstre
            system_error(err, "cuStreamBatchMemOp failed: driver error %d", (int)status);
 }
 
-// Polls the other ranks' flags from the host. Returns true once all have arrived, false after
-// PATIENCE_SECONDS.
+// Polls the other ranks' flags from the host. They may arrive after the stream that wrote them has
+// completed. Returns true once all have arrived, false after PEER_TEST_SECONDS.
 static bool all_flags_set(const PeerMemory *n, Error *err) {
     uint32_t flag[MAX_PEERS] = {0};
     int here = 0;
-    for (double until = MPI_Wtime() + PATIENCE_SECONDS; here < n->size;) {
+    for (double until = MPI_Wtime() + PEER_TEST_SECONDS; here < n->size;) {
         cudaError_t read = cudaMemcpy(flag, n->flags.of[n->rank], sizeof flag, cudaMemcpyDeviceToHost);
         if (!cuda_ok(read, "reading flags", err)) return false;
         while (here < n->size && (here == n->rank || flag[here] == n->barrier)) here++;
         if (here == n->size || MPI_Wtime() < until) continue;
         return system_error(err, "a flag written into another GPU's memory did not arrive within %g s",
-                            PATIENCE_SECONDS);
+                            PEER_TEST_SECONDS);
     }
     return true;
 }

@@ -7,6 +7,9 @@
 #include "llmc/cuda/internal.h"
 LLMC_BEGIN
 
+// Time limit of the first barrier and of the first all-reduce, which test peer memory.
+#define PEER_TEST_SECONDS 2.0
+
 typedef struct PeerMemory PeerMemory;
 
 // node: communicator of at least two ranks, which may share GPUs. Collective.

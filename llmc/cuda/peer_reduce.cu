@@ -19,9 +19,6 @@
 
 static_assert((int)PEER_RANKS == (int)COMM_DIRECT_RANKS, "comm.h documents the number of ranks");
 
-// Time limit of the first all-reduce.
-#define PATIENCE_SECONDS 2.0
-
 struct PeerSum {
     PeerBarrier barrier;
     const void *part[PEER_RANKS];  // (count) this rank's range in each rank's input
@@ -396,10 +393,10 @@ static bool load_kernels(PeerReduce *n, Error *err) {
     return ok;
 }
 
-// Waits for the stream, but sets the abort word after PATIENCE_SECONDS. Returns false in this case.
+// Waits for the stream, but sets the abort word after PEER_TEST_SECONDS and then returns false.
 static bool ends_in_time(PeerReduce *n, Stream *stream) {
     volatile int *abort = n->abort;
-    double until = monotonic_seconds() + PATIENCE_SECONDS;
+    double until = monotonic_seconds() + PEER_TEST_SECONDS;
     while (cudaStreamQuery(stream_handle(stream)) == cudaErrorNotReady && !*abort)
         *abort = monotonic_seconds() > until;
     cudaGetLastError();  // clears cudaErrorNotReady
@@ -427,7 +424,7 @@ static bool try_sum(PeerReduce *n, void *memory, size_t bytes, Error *err) {
     peers_barrier(n->ranks);
     bool ok = peer_reduce_sum(n, &sum, stream) || system_error(err, "a buffer is not in peer memory");
     if (ok && !ends_in_time(n, stream)) {
-        ok = system_error(err, "an all-reduce over peer memory did not end within %g s", PATIENCE_SECONDS);
+        ok = system_error(err, "an all-reduce over peer memory did not end within %g s", PEER_TEST_SECONDS);
     }
     copy_to_host(stream, host, memory, (size_t)count * sizeof *host);
     stream_synchronize(stream);
