@@ -13,10 +13,38 @@
 
 static const char *truth(bool yes) { return yes ? "True" : "False"; }
 
+static const char *plural(int count) { return count == 1 ? "" : "s"; }
+
+// Logs how the ranks are divided into nodes and replica groups.
+static void report_nodes(Run *run) {
+    const Mesh *mesh = &run->mesh;
+    const char *by_flag = run->config.gpus_per_node ? " (--gpus-per-node)" : "";
+    char each[32] = "one node", shape[80];
+    if (mesh->rail.size > 1) snprintf(each, sizeof each, "each of %d nodes", mesh->rail.size);
+    snprintf(shape, sizeof shape, "%d node%s x %d data-parallel rank%s", mesh->rail.size,
+             plural(mesh->rail.size), mesh->node.size, plural(mesh->node.size));
+    if (mesh->replica_groups.size > 1) {
+        log_line(run->log,
+                 "using %d nodes x %d data-parallel rank%s%s; nodes train independently, with an outer sync "
+                 "of each bucket every %d steps",
+                 mesh->replica_groups.size, mesh->dp.size, plural(mesh->dp.size), by_flag,
+                 run->config.local_steps);
+    } else if (run->config.replica_group) {
+        log_line(run->log,
+                 "replica group %s: %s%s, independent of other groups, with an outer sync of each chunk "
+                 "every %d steps",
+                 run->config.replica_group, shape, by_flag, run->config.local_steps);
+    } else if (mesh->dp.size == mesh->world.size) {
+        log_line(run->log, "using %s%s", shape, by_flag);
+    } else {
+        log_line(run->log, "using %d node%s%s; a data-parallel group has %d rank%s on %s", mesh->nodes,
+                 plural(mesh->nodes), by_flag, mesh->node.size, plural(mesh->node.size), each);
+    }
+}
+
 static void report_program(Run *run) {
     char libraries[512], backend[512];
     const Mesh *mesh = &run->mesh;
-    const char *by_flag = run->config.gpus_per_node ? " (--gpus-per-node)" : "";
     version_libraries(libraries, sizeof libraries);
     device_libraries(backend, sizeof backend);
     log_line(run->log, "sdp4bit.c %s commit %s on %s (%s); %s", version_number(), version_commit(),
@@ -25,24 +53,7 @@ static void report_program(Run *run) {
              "using world size: %d, data-parallel size: %d, context-parallel size: 1 "
              "tensor-model-parallel size: %d, pipeline-model-parallel size: %d ",
              run->launch.size, mesh_data_ranks(mesh), mesh->tp.size, mesh->pp.size);
-    if (mesh->replica_groups.size > 1) {
-        log_line(run->log,
-                 "using %d nodes x %d data-parallel ranks%s; nodes train independently, with an outer sync "
-                 "of each bucket every %d steps",
-                 mesh->replica_groups.size, mesh->dp.size, by_flag, run->config.local_steps);
-    } else if (run->config.replica_group) {
-        log_line(run->log,
-                 "replica group %s: %d nodes x %d data-parallel ranks%s train independently of other groups, "
-                 "with an outer sync of each chunk every %d steps",
-                 run->config.replica_group, mesh->rail.size, mesh->node.size, by_flag,
-                 run->config.local_steps);
-    } else if (mesh->dp.size == mesh->world.size) {
-        log_line(run->log, "using %d nodes x %d data-parallel ranks%s", mesh->rail.size, mesh->node.size,
-                 by_flag);
-    } else {
-        log_line(run->log, "using %d nodes%s; a data-parallel group has %d ranks on each of %d nodes",
-                 mesh->nodes, by_flag, mesh->node.size, mesh->rail.size);
-    }
+    report_nodes(run);
 }
 
 // Logs whether intra-node messages use copy engines or NCCL (--node-exchange). Warns if some ranks

@@ -82,6 +82,11 @@ check "one node: inter-node bits have no effect" warns \
     "WARNING: one node: all gradients use 8 bits" 2 --gpus-per-node 2 --quantized-gradients
 check "one rank per node: intra-node bits have no effect" warns \
     "WARNING: one rank per node: all gradients use 4 bits" 2 --gpus-per-node 1 --quantized-gradients
+check "one node of two ranks" warns "using 1 node x 2 data-parallel ranks (--gpus-per-node)" 2 --gpus-per-node 2
+check "one node of one rank" warns "using 1 node x 1 data-parallel rank (--gpus-per-node)" 1 --gpus-per-node 1
+check "one node with tensor parallelism" warns \
+    "using 1 node (--gpus-per-node); a data-parallel group has 1 rank on one node" 2 --gpus-per-node 2 \
+    --tensor-model-parallel-size 2
 check "2 x 2 with both: no warning" quiet "WARNING" 4 --gpus-per-node 2 "${paper[@]}"
 check "a new epoch is reported" warns "NOTE: all training data has been seen; epoch 1 begins" 2 \
     --train-iters 80 \
