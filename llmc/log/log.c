@@ -212,7 +212,12 @@ static void warn_of_flags(Log *log, int nodes) {
     if (nodes == 1 && c->error_feedback)
         log_line(log,
                  "WARNING: one node: no gradients are sent between nodes, so --error-feedback has no effect");
-    if (nodes == ranks)
+    if (nodes == ranks && c->local_steps > 1)
+        log_line(log,
+                 "WARNING: one rank per node: no gradients are sent, only pseudo-gradients in %d bits, so "
+                 "--gradient-quantization-bits-intra has no effect",
+                 c->gradient_quantization_bits_inter);
+    else if (nodes == ranks)
         log_line(log,
                  "WARNING: one rank per node: all gradients use %d bits, so "
                  "--gradient-quantization-bits-intra has no effect",

@@ -82,6 +82,9 @@ check "one node: inter-node bits have no effect" warns \
     "WARNING: one node: all gradients use 8 bits" 2 --gpus-per-node 2 --quantized-gradients
 check "one rank per node: intra-node bits have no effect" warns \
     "WARNING: one rank per node: all gradients use 4 bits" 2 --gpus-per-node 1 --quantized-gradients
+check "one rank per node with local steps: only pseudo-gradients are sent" warns \
+    "WARNING: one rank per node: no gradients are sent, only pseudo-gradients in 4 bits" 2 --gpus-per-node 1 \
+    --quantized-gradients --local-steps 5
 check "one node of two ranks" warns "using 1 node x 2 data-parallel ranks (--gpus-per-node)" 2 --gpus-per-node 2
 check "one node of one rank" warns "using 1 node x 1 data-parallel rank (--gpus-per-node)" 1 --gpus-per-node 1
 check "one node with tensor parallelism" warns \
