@@ -21,6 +21,19 @@ static bool open_tokenizer(Run *run, int *vocab, int *eod) {
     return true;
 }
 
+// Makes each node a replica group (--local-steps). An outer step of a single group would only
+// change that group's own training, so training needs two nodes. A plan may not know the hosts.
+static bool make_replica_groups(Run *run) {
+    const Config *c = &run->config;
+    bool trains = !c->plan && !c->skip_train && !c->check_data && c->inspect_data < 0;
+    if (trains && run->mesh.nodes == 1) {
+        return usage_error(&run->error,
+                           "--local-steps needs two or more nodes, or replica groups (--replica-group), but "
+                           "this run has one node; add nodes, set --gpus-per-node, or drop --local-steps");
+    }
+    return mesh_make_replica_groups(&run->mesh, &run->error);
+}
+
 bool run_place(Run *run) {
     Config *c = &run->config;
     int vocab = 0, eod = 0, ranks = c->plan_world_size ? c->plan_world_size : run->launch.size;
@@ -32,7 +45,7 @@ bool run_place(Run *run) {
     free(made_up);
     if (ok && c->sharding == SHARD_PARAMETERS)
         mesh_shard_weights(&run->mesh, c->shard_scope == SHARD_IN_WORLD);
-    if (ok && c->local_steps > 1 && !c->replica_group) ok = mesh_make_replica_groups(&run->mesh, &run->error);
+    if (ok && c->local_steps > 1 && !c->replica_group) ok = make_replica_groups(run);
     if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error))
         return false;
     run->own = devices_in_order(run->launch.host);

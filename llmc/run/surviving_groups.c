@@ -1,6 +1,6 @@
 // Recovery from a lost node with --local-steps: the surviving replica groups save a checkpoint, and
-// the job ends. It can be restarted with any number of nodes; new nodes start from the outer
-// weights. Only the lost node's progress since its last outer sync is lost. Called by train_gpt.c.
+// the job ends. It can be restarted with two or more nodes; new nodes start from the outer weights.
+// Only the lost node's progress since its last outer sync is lost. Called by train_gpt.c.
 #include <stdio.h>
 #include <unistd.h>
 

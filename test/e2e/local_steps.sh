@@ -23,7 +23,7 @@ back() {
     done
     echo "$3" >"$work/$2/latest_checkpointed_iteration.txt"
 }
-has() { grep -q "$1" "$work/$2" || { why="no line '$1'"; return 1; }; }
+has() { grep -q -- "$1" "$work/$2" || { why="no line '$1'"; return 1; }; }
 
 resumes() { # NP PER_NODE FLAGS...
     local np=$1 per_node=$2
@@ -342,4 +342,20 @@ refusals() {
         no "lower --tensor-model-parallel-size 2" --tensor-model-parallel-size 2
 }
 check "refused combinations" refusals
+# The outer step of a single group would only change its own training.
+one_node() {
+    local few="--local-steps needs two or more nodes, or replica groups"
+    refused 2 "$few" 1 "${run[@]}" && refused 2 "$few" 2 --gpus-per-node 2 "${run[@]}" &&
+        refused 2 "$few" 4 --gpus-per-node 4 "${run[@]}" --tensor-model-parallel-size 2 || return 1
+    [ "$(grep -c . "$work/err")" = 1 ] || { why="more than one line"; return 1; }
+}
+check "one node is refused" one_node
+untrained() { # takes no outer step
+    trains 1 "${run[@]}" --check-data && trains 1 "${run[@]}" --inspect-data 0 &&
+        trains 1 "${run[@]}" --plan &&
+        has "--local-steps needs two or more nodes to train; set --gpus-per-node" out &&
+        trains 3 --gpus-per-node 1 "${run[@]}" --save "$work/scored" &&
+        trains 1 "${run[@]}" --skip-train --load "$work/scored"
+}
+check "one node plans, checks data and evaluates" untrained
 finish
