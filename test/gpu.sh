@@ -621,7 +621,8 @@ check_sanitizer() {
     if ! command -v compute-sanitizer >/dev/null; then skip compute-sanitizer "not installed"; return; fi
     sanitize "a training run" memcheck "$gpu" "${model[@]}" --train-iters 2 --lr-warmup-iters 0 \
         --hidden-dropout 0.1
-    sanitize "a training run with Muon" memcheck "$gpu" "${model[@]}" --train-iters 2 --optimizer muon
+    sanitize "a training run with Muon" memcheck "$gpu" "${model[@]}" --train-iters 2 --lr-warmup-iters 0 \
+        --optimizer muon
     # racecheck (2025.3) crashes in programs that call cuBLASLt ("failed to handle a hardware
     # exception"), so these programs run only kernels that need no library. Cross-entropy, bias
     # gradients and GELU' are not checked, because they only run between GEMMs.
