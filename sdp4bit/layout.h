@@ -68,7 +68,6 @@ typedef struct LayoutOptions {
     int64_t chunk_alignment;  // chunk boundaries are multiples of it: lcm(g_intra, g_inter), at least 32
     int64_t bucket_elements;  // target size of a bucket
     int pieces;               // parts of a shard that replica groups exchange (outer.h); else 1
-    bool buffered;            // a rank holds whole buckets only in buffers, which should be small
 } LayoutOptions;
 
 typedef struct BucketLayout {
@@ -93,8 +92,7 @@ typedef struct BucketLayout {
 
 // Divides the tensors (in forward order) into buckets of whole units. Merges units up to
 // options->bucket_elements, but at least to 16 x dp x pieces x alignment elements. (The paper does
-// not specify buckets.) Units whose matrices must be whole are merged further, to reduce padding to
-// 1/20 of the elements, or 1/8 if options->buffered.
+// not specify buckets.) Units whose matrices must be whole are merged further, to reduce padding.
 // Error: EXIT_USAGE for non-positive sizes, decreasing units, or units with matrices of both kinds.
 bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, const LayoutOptions *options,
                   Error *err);

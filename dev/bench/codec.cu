@@ -168,7 +168,7 @@ typedef struct Layout {
 static Layout make_layout(Bench *b, int64_t n, int nodes, int per_node, int border) {
     LayoutTensor tensor[TENSORS];
     for (int i = 0; i < TENSORS; i++) tensor[i] = LayoutTensor{n / TENSORS / border * border, true, 0};
-    LayoutOptions options = {nodes, per_node, border, border, INT64_MAX / 4, 1, false};
+    LayoutOptions options = {nodes, per_node, border, border, INT64_MAX / 4, 1};
     Layout l = {};
     Error err;
     if (!layout_build(&l.plan, tensor, TENSORS, &options, &err)) stop(&err);

@@ -59,7 +59,6 @@ static LayoutOptions plan_options(const Zero *zero) {
     o.alignment = layout_alignment(intra, inter, weights ? c->wq_group_size : 0);
     o.bucket_elements = c->ddp_bucket_size;
     o.pieces = zero->base.mesh->replica_groups.size;
-    o.buffered = sends && c->sharding >= SHARD_GRADIENTS;
     return o;
 }
 

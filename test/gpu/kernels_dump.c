@@ -80,7 +80,7 @@ static void build_plan(Run *r, int64_t values) {
                              MATRIX(values / 4 + 1, 0)};
     const Case *c = &r->c;
     bool quantized = codec_info(c->intra).levels || codec_info(c->inter).levels;
-    LayoutOptions o = {c->nodes, c->per_node, 0, 0, INT64_MAX / 4, 1, false};
+    LayoutOptions o = {c->nodes, c->per_node, 0, 0, INT64_MAX / 4, 1};
     o.chunk_alignment = quantized ? layout_alignment(c->group_intra, c->group_inter, 0)
                                   : layout_alignment(0, 0, 0);
     o.alignment = layout_alignment((int)o.chunk_alignment, codec_info(c->weight).levels ? c->group_weight : 0,

@@ -293,11 +293,13 @@ static void *download(const Trial *t, const void *device, size_t bytes) {
 static void build_plan(Trial *t) {
     const Preset *preset = t->preset;
     Error err = {0};
-    LayoutOptions options = {.bucket_elements = 1, .pieces = 1};
+    LayoutOptions options;
     options.nodes = t->mesh->rail.size;
     options.per_node = t->mesh->node.size;
     options.chunk_alignment = layout_alignment(preset->grad.intra_group, preset->grad.inter_group, 0);
     options.alignment = layout_alignment((int)options.chunk_alignment, preset->weight.group, 0);
+    options.bucket_elements = 1;
+    options.pieces = 1;
     t->count = preset_tensors(preset->shape, t->machine->size, options.alignment, t->tensors);
     if (!layout_build(&t->layout, t->tensors, t->count, &options, &err))
         fatal(NULL, EXIT_USAGE, "%s", err.what);

@@ -215,7 +215,7 @@ static void test_logical_offsets_independent_of_shape(void **state) {
     LayoutTensor tensors[] = {MATRIX(1000, 0), VECTOR(33, 0), MATRIX(64, 1), VECTOR(5, 1)};
     static const int64_t expected[] = {0, 1024, 1088, 1152};
     for (int nodes = 1; nodes <= 3; nodes++) {
-        LayoutOptions options = {nodes, 2, 2048, 128, 1, 1, false};
+        LayoutOptions options = {nodes, 2, 2048, 128, 1, 1};
         BucketLayout layout;
         assert_true(layout_build(&layout, tensors, 4, &options, NULL));
         for (int s = 0; s < 4; s++)
@@ -231,7 +231,7 @@ static void test_parts_of_tensors(void **state) {
     tensors[0].before = 2048, tensors[0].after = 24;
     tensors[1].uncounted = tensors[2].uncounted = true;
     static const int64_t logical[] = {2048, 3072, 3136, 3200, 3232}, start[] = {0, 8, 1152, 0, 1024};
-    LayoutOptions options = {1, 2, 128, 128, 1, 1, false};
+    LayoutOptions options = {1, 2, 128, 128, 1, 1};
     BucketLayout layout;
     assert_true(layout_build(&layout, tensors, 5, &options, NULL));
     for (int s = 0; s < 5; s++) {
@@ -335,8 +335,8 @@ static void test_automatic_chunks(void **state) {
     // of three layers (21.2 M) gets one. A layer above the target size, as at 1.3B, is not split
     // either.
     LayoutTensor tensors[] = {MATRIX(38633472, 0), MATRIX(1572864, 0), MATRIX(21233664, 1), VECTOR(29952, 1)};
-    LayoutOptions options = {
-        2, 2, layout_alignment(128, 128, 2048), layout_alignment(128, 128, 0), 25000000, 1, false};
+    LayoutOptions options = {2,        2, layout_alignment(128, 128, 2048), layout_alignment(128, 128, 0),
+                             25000000, 1};
     BucketLayout layout;
     assert_true(layout_build(&layout, tensors, 4, &options, NULL));
     assert_int_equal(layout.buckets, 2);
@@ -510,8 +510,7 @@ static void test_wire_bytes_equal_formulas(void **state) {
             int64_t unit = (int64_t)nodes * per_node * 4 * 2048;
             LayoutTensor tensors[] = {MATRIX(unit, 0), MATRIX(3 * unit, 1), MATRIX(2 * unit, 2)};
             LayoutOptions options = {
-                nodes, per_node, layout_alignment(128, 512, 2048), layout_alignment(128, 512, 0), 1,
-                1,     false};
+                nodes, per_node, layout_alignment(128, 512, 2048), layout_alignment(128, 512, 0), 1, 1};
             BucketLayout layout;
             assert_true(layout_build(&layout, tensors, 3, &options, NULL));
             WireBytes bytes = layout_wire_bytes(&layout, &grad, &weight);
@@ -537,8 +536,7 @@ static void test_sealed_messages(void **state) {
     GradFormat grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 100};
     WeightFormat weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
     LayoutTensor tensors[] = {MATRIX(70000, 0), VECTOR(100, 0), MATRIX(90000, 1)};
-    LayoutOptions options = {2, 2,    layout_alignment(128, 512, 2048), layout_alignment(128, 512, 0), 1,
-                             1, false};
+    LayoutOptions options = {2, 2, layout_alignment(128, 512, 2048), layout_alignment(128, 512, 0), 1, 1};
     BucketLayout layout;
     assert_true(layout_build(&layout, tensors, 3, &options, NULL));
     WireBytes open = layout_wire_bytes(&layout, &grad, &weight);
@@ -570,7 +568,7 @@ static void test_sealed_messages(void **state) {
 static void test_reduction_between_nodes(void **state) {
     int64_t unit = 4 * 4 * 2048;
     LayoutTensor tensors[] = {MATRIX(unit * 8, 0)};
-    LayoutOptions options = {4, 4, 2048, 128, 1, 1, false};
+    LayoutOptions options = {4, 4, 2048, 128, 1, 1};
     BucketLayout layout;
     assert_true(layout_build(&layout, tensors, 1, &options, NULL));
     GradFormat quantized = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 1},
@@ -598,7 +596,7 @@ static void check_refused(LayoutTensor *tensors, int count, LayoutOptions option
 static void test_refusals(void **state) {
     LayoutTensor good[] = {MATRIX(10, 0), MATRIX(10, 1)}, empty[] = {MATRIX(0, 0)},
                  falling[] = {MATRIX(10, 1), MATRIX(10, 0)};
-    LayoutOptions options = {1, 1, 128, 128, 1, 1, false}, bad;
+    LayoutOptions options = {1, 1, 128, 128, 1, 1}, bad;
     check_refused(good, 0, options);
     check_refused(empty, 1, options);
     check_refused(falling, 2, options);

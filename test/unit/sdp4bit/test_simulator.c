@@ -54,8 +54,7 @@ static void bench_start(Bench *bench, int64_t n, int nodes, int per_node, GradFo
     int64_t alignment = layout_alignment(grad.intra_group, grad.inter_group, weight.group);
     LayoutOptions options = {nodes,     per_node,
                              alignment, layout_alignment(grad.intra_group, grad.inter_group, 0),
-                             1,         1,
-                             false};
+                             1,         1};
     assert_true(layout_build(&bench->layout, &bench->tensor, 1, &options, NULL));
     floatX *w = (floatX *)xcalloc((size_t)bench->layout.arena_elements, sizeof *w, "weights");
     for (int64_t i = 0; weights && i < n; i++) w[i] = floatX_from_float(weights[i]);

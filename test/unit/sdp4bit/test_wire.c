@@ -27,7 +27,7 @@ typedef struct Example {
 // / 4; averaging over two ranks halves them.
 static void example_build(Example *e, bool hadamard) {
     static const LayoutTensor tensors[] = {MATRIX(40, 0), VECTOR(9, 0)};
-    LayoutOptions options = {2, 1, 32, 32, 1, 1, false};
+    LayoutOptions options = {2, 1, 32, 32, 1, 1};
     GradFormat format = {CODEC_INT8, CODEC_INT4, 32, 32, CODEC_BF16, hadamard, ROUND_STOCHASTIC, 1};
     MessageLayout unused;
     memset(e, 0, sizeof *e);

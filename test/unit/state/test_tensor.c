@@ -128,7 +128,7 @@ static void shards_have_distinct_numbers(void **state) {
             Tensor t[4];
             for (int i = 0; i < 4; i++) t[i] = tensor_part(&whole[i], rank, 4);
             LayoutTensor *rows = tensors_for_plan(t, 4);
-            LayoutOptions options = {1, 1, 32, 32, 1, 1, false};
+            LayoutOptions options = {1, 1, 32, 32, 1, 1};
             BucketLayout plan;
             Error err;
             assert_true(layout_build(&plan, rows, 4, &options, &err));
