@@ -133,7 +133,7 @@ static const Option table[] = {
            "factor of an out x in matrix's update. spectral: sqrt(max(out, in)). unit_rms_norm: sqrt(out / "
            "in). shape_scaling: sqrt(max(1, out / in))"),
     SINGLE("muon-extra-scale-factor", FREE, muon_extra_scale_factor, "1.0", OPTION_ABOVE_ZERO, 1e6,
-           "further factor; with 0.2 and spectral, AdamW's learning rate and weight decay carry over"),
+           "further factor; with 0.2 and spectral, updates are about as large as AdamW's"),
     CHOICE("muon-coefficient-type", FREE, MuonCoefficients, muon_coefficient_type, "quintic",
            "simple|quintic|polar_express|cans|aol|deepseekv4|cubic5",
            "coefficients of the Newton-Schulz iteration"),

@@ -84,10 +84,11 @@ void weights_reserve(const Base *base, Weights *weights, MemoryPlan *memory_plan
     weights->held[0] = weights->held[1] = -1;
     int64_t whole = store->gathers ? bucket_elements(&base->layout.bucket[0]) : base->layout.arena_elements;
     memory_plan_reserve(memory_plan, "weights",
-                        store->gathers ? FLOATX_NAME " of the embeddings' bucket" : FLOATX_NAME " replica",
+                        store->gathers ? FLOATX_NAME " of the embeddings' bucket"
+                                       : FLOATX_NAME " model weights",
                         (size_t)whole * sizeof(floatX), (void **)&weights->arena);
     reserve_parts(base, &weights->kept, world ? 1 : base->mesh->rail.size, store->gathers,
-                  world ? FLOATX_NAME " own shard" : FLOATX_NAME " shard of the node's replica", memory_plan);
+                  world ? FLOATX_NAME " own shard" : FLOATX_NAME " shard of the node's weights", memory_plan);
     if (store->gathers) reserve_slots(base, weights, memory_plan);
     if (world) reserve_world(base, weights, memory_plan);
 }
