@@ -11,7 +11,7 @@
 
 // --- clocks and accesses -------------------------------------------------------------------------
 
-enum { HOST, MOST_STREAMS = 12, MOST_EVENTS = 1024 };
+enum { HOST, MOST_STREAMS = 24, MOST_EVENTS = 1024 };
 typedef struct Clock {
     int at[MOST_STREAMS];
 } Clock;
@@ -36,10 +36,13 @@ struct Device {
     int streams, events;
     Op *ops;
     Use *uses;
-    int op_count, op_room, use_count, use_room;
-    bool waits[MOST_STREAMS][MOST_EVENTS];  // recorded waits
-    int dropped_stream, dropped_event;      // the omitted wait, if any
-    int races, misplaced;                   // found races (at most 1), and kernels on streams for collectives
+    int op_count, op_room, use_room;
+    int use_count;                         // kept uses, see use()
+    int all_uses;                          // including those that are no longer kept
+    int waits[MOST_STREAMS][MOST_EVENTS];  // number of recorded waits
+    int dropped_stream, dropped_event;     // the omitted wait, if any
+    int dropped_call;                      // 0: every wait is omitted; else only this one, from 1
+    int races, misplaced;                  // found races (at most 1), and kernels on streams for collectives
     char first_race[300];
 };
 struct Stream {
@@ -77,21 +80,38 @@ static void begin(Device *d, int stream, const char *name) {
     d->ops[d->op_count++] = op;
 }
 
+static void report_race(Device *d, const Use *old, const Use *u) {
+    const Op *was = &d->ops[old->op], *now = &d->ops[u->op];
+    snprintf(d->first_race, sizeof d->first_race,
+             "%s (op %d, stream %d) and %s (op %d, stream %d) are not ordered", was->name, old->op,
+             was->stream, now->name, u->op, now->stream);
+    d->races = 1;
+}
+
+// Returns true if every later use that is not ordered with `old` is not ordered with `u` either, or
+// does not conflict with `old`.
+static bool replaces(const Device *d, const Use *u, const Use *old) {
+    return u->lo <= old->lo && old->hi <= u->hi && (u->access == WRITE || u->access == old->access) &&
+           before(&d->ops[old->op], &d->ops[u->op]);
+}
+
+// Records a use by the latest operation and compares it with all earlier ones. Drops uses that it
+// replaces, so that their number does not grow with the number of steps. No-op if memory is NULL.
 static void use(Device *d, Access access, const void *memory, int64_t bytes) {
-    if (bytes <= 0 || d->races) return;  // the first race is enough
+    if (!memory || bytes <= 0 || d->races) return;  // the first race is enough
     Use u = {(uintptr_t)memory, (uintptr_t)memory + (uintptr_t)bytes, access, d->op_count - 1};
-    const Op *now = &d->ops[u.op];
+    int kept = 0;
     for (int i = 0; i < d->use_count; i++) {
-        const Use *old = &d->uses[i];
-        if (old->lo >= u.hi || u.lo >= old->hi || (old->access == u.access && u.access != WRITE)) continue;
-        if (before(&d->ops[old->op], now)) continue;
-        const Op *was = &d->ops[old->op];
-        snprintf(d->first_race, sizeof d->first_race,
-                 "%s (op %d, stream %d) and %s (op %d, stream %d) are not ordered", was->name, old->op,
-                 was->stream, now->name, u.op, now->stream);
-        d->races = 1;
-        return;
+        const Use old = d->uses[i];
+        bool conflicts = old.lo < u.hi && u.lo < old.hi && (old.access != u.access || u.access == WRITE);
+        if (conflicts && !before(&d->ops[old.op], &d->ops[u.op])) {
+            report_race(d, &old, &u);
+            return;
+        }
+        if (!replaces(d, &u, &old)) d->uses[kept++] = old;
     }
+    d->use_count = kept;
+    d->all_uses++;
     if (d->use_count == d->use_room) {
         d->use_room = 2 * d->use_room + 256;
         d->uses = (Use *)xrealloc(d->uses, (size_t)d->use_room * sizeof(Use), "uses");
@@ -132,6 +152,7 @@ Stream *stream_create(Device *device, const char *name) {
     Stream *s = (Stream *)xcalloc(1, sizeof *s, "a stream");
     s->device = device;
     s->id = ++device->streams;
+    if (s->id >= MOST_STREAMS) fail_msg("more than %d streams", MOST_STREAMS - 1);
     s->name = name;
     device->stream[s->id] = s;
     return s;
@@ -144,6 +165,7 @@ Event *event_create(Device *device) {
     Event *e = (Event *)xcalloc(1, sizeof *e, "an event");
     e->device = device;
     e->id = device->events++;
+    if (e->id >= MOST_EVENTS) fail_msg("more than %d events", MOST_EVENTS);
     return e;
 }
 Event *event_create_timed(Device *device) { return event_create(device); }
@@ -157,8 +179,9 @@ double event_elapsed_ms(Event *start, Event *stop) { return 0.0; }
 // recorded is complete.
 void stream_wait(Stream *s, Event *e) {
     Device *d = s->device;
-    d->waits[s->id][e->id] = true;
-    if (s->id == d->dropped_stream && e->id == d->dropped_event) return;
+    int call = ++d->waits[s->id][e->id];
+    bool dropped = s->id == d->dropped_stream && e->id == d->dropped_event;
+    if (dropped && (!d->dropped_call || d->dropped_call == call)) return;
     join(&d->stream_clock[s->id], &e->clock);
 }
 

@@ -429,7 +429,7 @@ static void conflicting_uses_are_ordered(void **state) {
                      r.device.first_race);
         }
         assert_int_equal(r.device.misplaced, 0);
-        assert_true(r.device.use_count > 500);
+        assert_true(r.device.all_uses > 500);
         close_recording(&r);
     }
 }
