@@ -137,6 +137,13 @@ void gpt_stage_forward(GPT *gpt, const Pass *pass) {
 
 // --- warm-up -------------------------------------------------------------------------------------
 
+// Waits until all messages have been sent, because the warm-up overwrites their buffers.
+static void free_message_buffers(GPT *gpt) {
+    Pipeline *pipeline = &gpt->pipeline;
+    if (pipeline->to_next) link_sent(pipeline->to_next, 0, gpt->stream);
+    if (pipeline->to_before) link_sent(pipeline->to_before, 0, gpt->stream);
+}
+
 bool gpt_needs_warm_up(GPT *gpt, bool training, Pass *pass) {
     bool *warm = training ? &gpt->training_warm : &gpt->evaluation_warm;
     bool new_kernels = training && zero_first_quantized_step(gpt->zero);
@@ -151,6 +158,7 @@ void gpt_warm_up(GPT *gpt, const Pass *loaded) {
     MicroBatch *m = &gpt->slot[0];
     Pass pass = *loaded;
     pass.loss_scale = pass.report_scale = 0.0f;
+    free_message_buffers(gpt);
     zero_warm_up(gpt->zero, true);
     fp8_warm_up(gpt, true);
     for (int again = 0; again < 1 + pass.training; again++) {
