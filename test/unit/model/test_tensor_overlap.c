@@ -1,12 +1,15 @@
-// Stream ordering of steps with tensor and sequence parallelism. The device, the collectives and
-// the ops only record the memory that they read and write on each stream (recording.h), as in
-// test_overlap.c. Steps run on one of four ranks: two tensor-parallel ranks in each of two
-// data-parallel ones. The tests check that:
-//   - events order any two uses of the same memory of which at least one is a write
-//   - omitting any wait between streams of tensor parallelism is detected as a race
+// Stream ordering of steps with tensor, sequence and pipeline parallelism. The device, collectives,
+// links and ops only record the memory that they read and write on each stream (recorded_run.h), as
+// in test_overlap.c. Steps run on one rank of each pipeline stage. A stage has two tensor-parallel
+// ranks in each of two data-parallel ones. The tests check that:
+//   - events order any two uses of the same memory of which at least one is a write, also with FP8
+//     layers and with plain or quantized messages between stages
+//   - omitting any wait between compute and tensor parallelism or a link is detected as a race
+//   - the end of a run waits for all work before memory is unmapped or freed
 //   - single kernels and quantized messages are used where they should be
 //   - the reduction of one row block is not ordered with the GEMMs of the other
 //   - in backward, collectives are not ordered with the GEMMs that should hide them
+//   - messages between stages are not ordered with the passes that should hide them
 #include <mpi.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,346 +18,13 @@
 
 #include <cmocka.h>
 
-#include "llmc/model/gpt.h"
 #include "test/leaks.h"
-#include "test/unit/state/recording.h"
-
-enum { LAYERS = 6, STEPS = 3 };
-
-// --- ops -----------------------------------------------------------------------------------------
-
-// A way to run a step.
-typedef struct Case {
-    const char *strategy;  // --data-parallel-sharding-strategy
-    bool blocks;           // --tp-comm-overlap
-    bool direct;           // reductions and gathers are single kernels
-    bool fused;            // reductions in forward are part of the norm's kernel
-    bool sequence;         // --sequence-parallel
-    bool coded;            // --quantized-tensor-parallel, which uses no single kernels
-} Case;
-static Case way;
-
-void op_init_weights(Stream *s, const InitWeights *a) {
-    begin_on(s, "init");
-    writes(s, a->weights, X * a->rows * a->columns);
-}
-void op_embedding_forward(Stream *s, const Embedding *a) {
-    begin_on(s, "embedding");
-    if (a->wte) reads(s, a->wte, X * a->rows * a->C);
-    writes(s, a->x, X * a->B * a->T * a->C);
-}
-void op_layernorm_forward(Stream *s, const LayerNorm *a) {
-    int64_t rows = rows_held(a->rows, a->B, a->T), bytes = X * rows * a->C;
-    begin_on(s, "norm");
-    reads(s, a->gamma, X * a->C);
-    reads(s, a->beta, X * a->C);
-    if (a->branch) reads(s, a->residual, bytes);
-    if (a->branch) reads(s, a->branch, bytes);
-    use(s->device, a->branch ? WRITE : READ, a->x, bytes);
-    writes(s, a->y, bytes);
-    writes(s, a->mean, 4 * rows);
-    writes(s, a->rstd, 4 * rows);
-}
-void op_linear_forward(Stream *s, const Linear *a) {
-    begin_on(s, a->pre ? "fc1" : a->C > a->OC ? "fc2" : a->OC == 2 * a->C ? "projection" : "QKV");
-    reads(s, a->x, X * a->N * a->C);
-    reads(s, a->w, X * a->OC * a->C);
-    if (a->bias) reads(s, a->bias, X * a->OC);
-    writes(s, a->y, X * a->N * a->OC);
-    if (a->pre) writes(s, a->pre, X * a->N * a->OC);
-    writes(s, a->workspace, 1);
-}
-void op_attention_forward(Stream *s, const Attention *a) {
-    int64_t elements = (int64_t)a->B * a->T * a->NH * a->HD;
-    begin_on(s, "attention");
-    reads(s, a->qkv, 3 * X * elements);
-    writes(s, a->out, X * elements);
-    writes(s, a->workspace, 1);
-}
-void op_head_logits(Stream *s, const Head *a, int64_t row, int64_t rows) {
-    begin_on(s, "logits");
-    reads(s, a->x + row * a->C, X * rows * a->C);
-    reads(s, a->wte, X * a->rows * a->C);
-    writes(s, a->own, rows * (int64_t)sizeof *a->own);
-    writes(s, a->workspace, 1);
-}
-void op_head_gradients(Stream *s, const Head *a, int64_t row, int64_t rows) {
-    begin_on(s, "gradients of logits");
-    reads(s, a->all, a->ranks * rows * (int64_t)sizeof *a->all);
-    reads(s, a->wte, X * a->rows * a->C);
-    writes(s, a->losses + row, 4 * rows);
-    writes(s, a->dx + row * a->C, X * rows * a->C);
-    writes(s, a->dwte, 4 * a->rows * a->C);
-    writes(s, a->workspace, 1);
-}
-void op_loss_sum(Stream *s, const Head *a) {
-    begin_on(s, "loss");
-    reads(s, a->losses, 4 * a->N);
-    writes(s, a->loss_sum, 4);
-}
-void op_layernorm_backward(Stream *s, const LayerNorm *a) {
-    int64_t rows = rows_held(a->rows, a->B, a->T), bytes = X * rows * a->C;
-    begin_on(s, "norm backward");
-    reads(s, a->gamma, X * a->C);
-    reads(s, a->x, bytes);
-    reads(s, a->mean, 4 * rows);
-    reads(s, a->rstd, 4 * rows);
-    reads(s, a->dy, bytes);
-    writes(s, a->dresidual, bytes);
-    writes(s, a->dgamma, 4 * a->C);
-    writes(s, a->dbeta, 4 * a->C);
-}
-// The GEMMs for dx and dw, or one of them.
-void op_linear_backward(Stream *s, const Linear *a) {
-    begin_on(s, a->dx && a->dw ? "dx and dw" : a->dx ? "dx" : "dw");
-    reads(s, a->dy, X * a->N * a->OC);
-    if (a->dx) reads(s, a->w, X * a->OC * a->C);
-    if (a->dx) writes(s, a->dx, X * a->N * a->C);
-    if (a->dx && a->x_pre) reads(s, a->x_pre, X * a->N * a->C);
-    if (a->dx && a->x_pre) writes(s, a->dpre_bias, 4 * a->C);
-    // With tensor parallelism, the GEMM for dw alone hides a collective.
-    if (a->beside_collective != (a->dw && !a->dx)) fail_msg("a GEMM has the SMs of another one");
-    if (a->dw) reads(s, a->x, X * a->N * a->C);
-    if (a->dw) writes(s, a->dw, 4 * a->OC * a->C);
-    writes(s, a->workspace, 1);
-}
-void op_bias_gradient(Stream *s, float *dbias, const floatX *dy, const float *sum, int64_t N, int OC,
-                      void *workspace, uint32_t *absmax) {
-    begin_on(s, "bias gradient");
-    reads(s, dy, X * N * OC);
-    writes(s, dbias, 4 * OC);
-    writes(s, workspace, 1);
-}
-void op_attention_backward(Stream *s, const Attention *a) {
-    int64_t elements = (int64_t)a->B * a->T * a->NH * a->HD;
-    begin_on(s, "attention backward");
-    reads(s, a->qkv, 3 * X * elements);
-    reads(s, a->out, X * elements);
-    reads(s, a->dout, X * elements);
-    writes(s, a->dqkv, 3 * X * elements);
-    writes(s, a->workspace, 1);
-}
-void op_embedding_backward(Stream *s, const Embedding *a) {
-    begin_on(s, "embedding backward");
-    reads(s, a->dx, X * a->B * a->T * a->C);
-    writes(s, a->dwte, 4 * a->rows * a->C);
-    writes(s, a->dwpe, 4 * a->T * a->C);
-}
-void op_sum_parts(Stream *s, const SumParts *a) {
-    begin_on(s, "sum");
-    reads(s, a->parts, X * a->ranks * a->n);
-    if (a->bias) reads(s, a->bias, X * a->C);
-    writes(s, a->y, X * a->n);
-}
-void op_add_parts(Stream *s, float *y, const float *parts, int64_t n, int ranks) {
-    begin_on(s, "sum of gradients");
-    reads(s, parts, 4 * ranks * n);
-    writes(s, y, 4 * n);
-}
-// Collectives on compute overlap with no GEMM.
-static void check_beside(const Stream *s, CommBeside beside) {
-    bool alone = !strcmp(s->name, "compute");
-    if (beside != (alone ? COMM_WITHOUT_GEMM : COMM_BESIDE_GEMM))
-        fail_msg("a collective on %s has the SMs of another one", s->name);
-}
-bool comm_reduce_direct(const Group *group, const CommReduce *a, Stream *s) {
-    if (!way.direct) return false;
-    check_beside(s, a->beside);
-    begin_on(s, "reduce");
-    writes(s, &group->comm->order, 1);
-    if (a->bias) reads(s, a->bias, X * a->C);
-    writes(s, (void *)a->partial, X * a->total);  // its memory is also written in place, or by other ranks
-    if (a->scatter) writes(s, a->scratch, X * a->total / group->size);
-    writes(s, a->out, X * (a->scatter ? a->total / group->size : a->total));
-    return true;
-}
-bool comm_gather_direct(const Group *group, const CommGather *a, Stream *s) {
-    if (!way.direct) return false;
-    check_beside(s, a->beside);
-    begin_on(s, "gather");
-    writes(s, &group->comm->order, 1);
-    reads(s, a->own, (int64_t)a->bytes);
-    writes(s, a->whole, group->size * (int64_t)a->bytes);
-    return true;
-}
-bool comm_norm_direct(const Group *group, const CommNorm *a, Stream *s) {
-    const LayerNorm *n = a->norm;
-    int64_t rows = rows_held(n->rows, n->B, n->T), bytes = X * rows * n->C;
-    if (!way.fused) return false;
-    begin_on(s, "fused norm");
-    writes(s, &group->comm->order, 1);
-    reads(s, a->partial, X * n->B * n->T * n->C);
-    reads(s, a->bias, X * n->C);
-    reads(s, n->gamma, X * n->C);
-    reads(s, n->beta, X * n->C);
-    reads(s, n->residual, bytes);
-    writes(s, n->x, bytes);
-    writes(s, n->y, bytes);
-    writes(s, n->mean, 4 * rows);
-    writes(s, n->rstd, 4 * rows);
-    if (a->whole) writes(s, a->whole, X * n->B * n->T * n->C);
-    return true;
-}
-void comm_close_direct(const Group *group) {}
-
-// --- a run ---------------------------------------------------------------------------------------
-
-typedef struct Recording {
-    Device device;
-    Config config;
-    Mesh mesh;
-    MemoryPlan memory_plan;
-    Lanes lanes;
-    Stream *compute;
-    Timers *timers;
-    Comm comm[MOST_GROUPS];
-    Zero *zero;
-    GPT gpt;
-} Recording;
-
-static void configure(Recording *r) {
-    static const char words[] =
-        "test --bf16 --use-distributed-optimizer --mock-data --lr 1e-3 --train-iters 10 --tokenizer-type "
-        "NullTokenizer --make-vocab-size-divisible-by 1 --vocab-size 31 --num-layers 6 --hidden-size 32 "
-        "--num-attention-heads 4 --seq-length 16 --max-position-embeddings 16 --micro-batch-size 2 "
-        "--global-batch-size 4 --ddp-bucket-size 1 --tensor-model-parallel-size 2 "
-        "--data-parallel-sharding-strategy";
-    char text[sizeof words], *argv[64], *rest = NULL;
-    int argc = 0, hosts[4] = {0};
-    Error err = {0};
-    memcpy(text, words, sizeof words);
-    for (char *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
-        argv[argc++] = word;
-    argv[argc++] = (char *)way.strategy;
-    if (way.blocks) argv[argc++] = "--tp-comm-overlap";
-    if (way.sequence) argv[argc++] = "--sequence-parallel";
-    const char *const codes[] = {"--quantized-tensor-parallel", "--aq-group-size", "32"};
-    for (int i = 0; i < (way.coded ? 3 : 0); i++) argv[argc++] = (char *)codes[i];
-    bool ok = config_parse(&r->config, argc, argv, NULL, 0, &err) &&
-              mesh_build(&r->mesh, 3, 4, hosts, 4, 2, 1, &err) && config_finish(&r->config, 4, 32, 31, &err);
-    if (!ok) fail_msg("%s", err.what);
-    if (r->config.sharding == SHARD_PARAMETERS) mesh_shard_weights(&r->mesh, false);
-    r->mesh.world.mpi = MPI_COMM_SELF;
-}
-
-static void open_recording(Recording *r, int dropped_stream, int dropped_event) {
-    Error err = {0};
-    memset(r, 0, sizeof *r);
-    r->device.dropped_stream = dropped_stream;
-    r->device.dropped_event = dropped_event;
-    configure(r);
-    r->zero = gpt_plan(&r->gpt, &r->config, &r->mesh, &r->memory_plan, &err);
-    if (!r->zero) fail_msg("%s", err.what);
-    assert_int_equal(r->gpt.tp.block_bytes, way.blocks ? TP_BLOCK_BYTES : 0);
-    if (way.blocks) r->gpt.tp.block_bytes = 1;
-    r->gpt.tp.peer = false;
-    r->compute = stream_create(&r->device, "compute");
-    lanes_open(&r->lanes, &r->device, true);
-    r->timers = timers_create(&r->device, 0);
-    connect_groups(&r->mesh, r->comm);
-    assert_true(memory_plan_allocate(&r->memory_plan, &r->device, 1, &err));
-    zero_start(r->zero, &r->device, r->compute, &r->lanes, r->timers);
-    gpt_start(&r->gpt, r->zero, &r->device, r->compute, r->timers);
-    tp_open(&r->gpt.tp, &r->device);
-    gpt_init_weights(&r->gpt, 7, (Peers){MPI_COMM_SELF, 0, NULL});
-}
-
-// The host frees memory that compute and `side` use.
-static void close_recording(Recording *r) {
-    GPT *gpt = &r->gpt;
-    tp_close(&gpt->tp);
-    begin(&r->device, HOST, "the memory is freed");
-    use(&r->device, WRITE, gpt->branch, X * gpt->B * gpt->T * gpt->C);
-    use(&r->device, WRITE, gpt->tp.parts, X * gpt->B * gpt->T * gpt->C);
-    memory_plan_free(&r->memory_plan, &r->device);
-    zero_free(r->zero);
-    gpt_free(gpt);
-    lanes_close(&r->lanes);
-    timers_destroy(r->timers);
-    stream_destroy(r->compute);
-    free(r->device.ops);
-    free(r->device.uses);
-    config_free(&r->config);
-}
-
-static void run(Recording *r) {
-    Pass pass = {
-        .B = r->gpt.B, .T = r->gpt.T, .training = true, .backward = true, .first = true, .last = true};
-    for (int step = 1; step <= STEPS; step++) {
-        zero_step_begins(r->zero, step);
-        pass.direction = FORWARD;
-        gpt_forward(&r->gpt, &pass);
-        gpt_head(&r->gpt, &pass);
-        pass.direction = BACKWARD;
-        gpt_backward(&r->gpt, &pass);
-        gpt_end_backward(&r->gpt);
-        zero_update(r->zero, 1e-3, 1e-3, 0.1);
-    }
-}
-
-// --- the tests -----------------------------------------------------------------------------------
+#include "test/unit/model/recorded_run.h"
 
 static int count_of(const Recording *r, const char *name) {
     int count = 0;
     for (int i = 0; i < r->device.op_count; i++) count += !strcmp(r->device.ops[i].name, name);
     return count;
-}
-
-static const Case cases[] = {
-    {"optim", true, false, false, false, false},
-    {"optim", true, true, false, false, false},
-    {"optim_grads_params", true, false, false, false, false},
-    {"optim_grads_params", true, true, false, false, false},
-    {"optim", false, false, false, false, false},
-    {"optim", false, true, true, false, false},
-    {"optim_grads_params", false, true, false, false, false},
-    {"optim_grads_params", false, true, true, false, false},
-    {"optim", false, false, false, true, false},
-    {"optim", false, true, true, true, false},
-    {"optim_grads_params", false, true, false, true, false},
-    {"optim_grads_params", false, true, true, true, false},
-    {"optim", false, true, true, false, true},
-    {"optim_grads_params", false, false, false, true, true},
-    {"optim", false, true, true, true, true},
-};
-enum { CASES = sizeof cases / sizeof *cases };
-
-static void conflicting_uses_are_ordered(void **state) {
-    for (int i = 0; i < CASES; i++) {
-        Recording r;
-        way = cases[i];
-        open_recording(&r, -1, -1);
-        run(&r);
-        int direct = count_of(&r, "reduce") + count_of(&r, "gather") + count_of(&r, "fused norm");
-        if ((direct > 0) != (way.direct && !way.coded)) fail_msg("case %d: %d single kernels", i, direct);
-        close_recording(&r);
-        if (r.device.races) fail_msg("case %d, %s: %s", i, way.strategy, r.device.first_race);
-        assert_true(r.device.all_uses > 500);
-    }
-}
-
-// Omits each wait between compute and `side` once. Only row blocks use the second event of
-// reductions, and only sequence parallelism the event of gathers.
-static void every_wait_is_needed(void **state) {
-    for (int i = 0; i < CASES; i++) {
-        Recording whole;
-        way = cases[i];
-        open_recording(&whole, -1, -1);
-        run(&whole);
-        const TensorParallel *tp = &whole.gpt.tp;
-        const Event *last = way.blocks ? tp->reduced[1] : tp->gathered;
-        const int events[] = {tp->queued->id, tp->reduced[0]->id, last->id};
-        const int streams[] = {tp->side->id, whole.compute->id, whole.compute->id};
-        for (int e = 0; e < (way.blocks || way.sequence ? 3 : 2); e++) {
-            Recording r;
-            assert_true(whole.device.waits[streams[e]][events[e]]);
-            open_recording(&r, streams[e], events[e]);
-            run(&r);
-            if (!r.device.races) fail_msg("case %d: nothing is found without wait %d", i, e);
-            close_recording(&r);
-        }
-        close_recording(&whole);
-    }
 }
 
 // Returns the n-th operation with this name that the host has started.
@@ -370,10 +40,172 @@ static void overlaps(const Recording *r, const char *first, int i, const char *s
     if (before(a, b) || before(b, a)) fail_msg("%s %d and %s %d cannot overlap", first, i, second, j);
 }
 
+static const Case cases[] = {
+    // tensor parallelism
+    {"optim", BLOCKS, 1, 1},
+    {"optim", BLOCKS | DIRECT, 1, 1},
+    {"optim_grads_params", BLOCKS, 1, 1},
+    {"optim_grads_params", BLOCKS | DIRECT, 1, 1},
+    {"optim", 0, 1, 1},
+    {"optim", DIRECT | FUSED, 1, 1},
+    {"optim_grads_params", DIRECT, 1, 1},
+    {"optim_grads_params", DIRECT | FUSED, 1, 1},
+    {"optim", SEQUENCE, 1, 1},
+    {"optim", DIRECT | FUSED | SEQUENCE, 1, 1},
+    {"optim_grads_params", DIRECT | SEQUENCE, 1, 1},
+    {"optim_grads_params", DIRECT | FUSED | SEQUENCE, 1, 1},
+    {"optim", DIRECT | FUSED | CODED, 1, 1},
+    {"optim_grads_params", SEQUENCE | CODED, 1, 1},
+    {"optim", DIRECT | FUSED | SEQUENCE | CODED, 1, 1},
+    {"optim", SEQUENCE | RECOMPUTE, 1, 1},
+    // FP8
+    {"optim", TENSORWISE, 1, 1},
+    {"optim", TENSORWISE | SEQUENCE, 1, 1},
+    {"optim", TENSORWISE | SEQUENCE | RECOMPUTE, 1, 1},
+    {"optim_grads_params", TENSORWISE | SEQUENCE | DIRECT | FUSED, 1, 1},
+    {"optim_grads", TENSORWISE | SEQUENCE | CODED, 1, 1},
+    {"optim", DELAYED | DIRECT | FUSED, 1, 1},
+    {"optim", DELAYED | SEQUENCE, 1, 1},
+    {"optim_grads_params", DELAYED | SEQUENCE | DIRECT, 1, 1},
+    {"optim", BLOCKWISE, 1, 1},
+    {"optim", BLOCKWISE | SEQUENCE, 1, 1},
+    {"optim_grads_params", BLOCKWISE | SEQUENCE | DIRECT, 1, 1},
+    // pipelines
+    {"optim", 0, 2, 1},
+    {"optim", DIRECT | FUSED | SEQUENCE, 3, 1},
+    {"optim_grads", UNTIED, 3, 2},
+    {"optim", SEQUENCE, 2, 3},
+    {"optim", QUANTIZED, 2, 1},
+    {"optim", QUANTIZED | SEALED, 3, 1},
+    {"optim_grads", QUANTIZED | SEQUENCE | RECOMPUTE, 3, 2},
+    {"optim", QUANTIZED | SEALED | CODED, 2, 3},
+    {"optim", QUANTIZED | TENSORWISE | SEQUENCE, 2, 1},
+    {"optim", QUANTIZED | DELAYED | SEQUENCE | DIRECT, 3, 2},
+    {"optim", BLOCKWISE | SEQUENCE, 2, 3},
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
+// An evaluation between steps uses the same buffers, but always sends bf16 and computes in bf16.
+static void conflicting_uses_are_ordered(void **state) {
+    for (int i = 0; i < CASES; i++) {
+        way = cases[i];
+        for (int stage = 0; stage < way.stages; stage++) {
+            Recording r;
+            open_recording(&r, stage, nothing);
+            run(&r);
+            int direct = count_of(&r, "reduce") + count_of(&r, "gather") + count_of(&r, "fused norm");
+            if ((direct > 0) != (way.flags & DIRECT && !(way.flags & CODED)))
+                fail_msg("case %d: %d single kernels", i, direct);
+            run_passes(&r, false);
+            run_steps(&r, STEPS + 1, STEPS + 1);
+            close_recording(&r);
+            if (r.device.races)
+                fail_msg("case %d, %s, stage %d: %s", i, way.strategy, stage, r.device.first_race);
+            assert_true(r.device.all_uses > 500);
+        }
+    }
+}
+
+// Omits waits, which must be detected. what, i: name of the wait.
+static void is_needed(const Recording *whole, int stage, Omitted omitted, const char *what, int i) {
+    Recording r;
+    if (!whole->device.waits[omitted.stream][omitted.event])
+        fail_msg("stage %d never waits: %s", stage, what);
+    open_recording(&r, stage, omitted);
+    run(&r);
+    if (!r.device.races) fail_msg("case %d, stage %d: nothing is found without %s", i, stage, what);
+    close_recording(&r);
+}
+
+// Only row blocks use the second event of reductions, and only sequence parallelism the event of
+// gathers in every layer.
+static void every_wait_is_needed(void **state) {
+    for (int i = 0; i < CASES; i++) {
+        Recording whole;
+        way = cases[i];
+        if (way.stages > 1) continue;
+        open_recording(&whole, 0, nothing);
+        run(&whole);
+        const TensorParallel *tp = &whole.gpt.tp;
+        int side = tp->side->id, compute = whole.compute->id;
+        is_needed(&whole, 0, (Omitted){side, tp->queued->id, 0}, "the start of collectives", i);
+        is_needed(&whole, 0, (Omitted){compute, tp->reduced[0]->id, 0}, "reductions", i);
+        if (way.flags & BLOCKS)
+            is_needed(&whole, 0, (Omitted){compute, tp->reduced[1]->id, 0}, "reductions of block 1", i);
+        if (way.flags & SEQUENCE) is_needed(&whole, 0, (Omitted){compute, tp->gathered->id, 0}, "gathers", i);
+        close_recording(&whole);
+    }
+}
+
+// In FP8 layers with sequence parallelism, the ranks gather maxima and codes of inputs and
+// gradients. Omits one wait for a gather at a time.
+static void every_gather_in_fp8_is_awaited(void **state) {
+    const Case ways[] = {{"optim", TENSORWISE | SEQUENCE, 1, 1},
+                         {"optim", DELAYED | SEQUENCE, 1, 1},
+                         {"optim_grads_params", TENSORWISE | SEQUENCE | DIRECT, 1, 1}};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        Recording whole;
+        way = ways[i];
+        open_recording(&whole, 0, nothing);
+        run_steps(&whole, 1, 1);
+        int compute = whole.compute->id, gathered = whole.gpt.tp.gathered->id;
+        int calls = whole.device.waits[compute][gathered];
+        assert_true(calls >= 2 * LAYERS * 6);  // 2 micro-batches; 6 gathers of codes in a layer
+        close_recording(&whole);
+        for (int call = 1; call <= calls; call++) {
+            Recording r;
+            open_recording(&r, 0, (Omitted){compute, gathered, call});
+            run_steps(&r, 1, 1);
+            if (!r.device.races) fail_msg("way %d: nothing is found without wait %d", (int)i, call);
+            close_recording(&r);
+        }
+    }
+}
+
+// Omits each wait between compute and a link.
+static void every_wait_for_a_link_is_needed(void **state) {
+    for (int i = 0; i < CASES; i++) {
+        way = cases[i];
+        for (int stage = 0; stage < (way.stages > 1 ? way.stages : 0); stage++) {
+            Recording whole;
+            Link *links[MOST_LINKS];
+            open_recording(&whole, stage, nothing);
+            run(&whole);
+            int count = links_of(&whole.gpt.pipeline, links);
+            assert_true(count > 0);
+            for (int l = 0; l < count; l++) {
+                const char *name = links[l]->stream->name;
+                bool used = whole.device.waits[links[l]->stream->id][links[l]->ready->id] > 0;
+                assert_true(used || way.flags & UNTIED);  // without tied embeddings, two links are idle
+                if (!used) continue;
+                is_needed(&whole, stage, (Omitted){links[l]->stream->id, links[l]->ready->id, 0}, name, i);
+                is_needed(&whole, stage, (Omitted){whole.compute->id, links[l]->done->id, 0}, name, i);
+            }
+            close_recording(&whole);
+        }
+    }
+}
+
+// tp_close waits for both streams before other ranks' memory is unmapped, also if neither waits for
+// the other.
+static void closing_waits_for_all_work(void **state) {
+    Recording r;
+    way = (Case){"optim", DIRECT, 1, 1};
+    open_recording(&r, 0, nothing);
+    GPT *gpt = &r.gpt;
+    int64_t N = (int64_t)gpt->B * gpt->T;
+    tp_begin_pass(&gpt->tp, true);
+    tp_reduce_begin(&gpt->tp, gpt->dx, NULL, gpt->dx, N, 0);
+    set_zero(r.compute, gpt->branch, (size_t)(X * N * gpt->C));
+    overlaps(&r, "reduce", 0, "set_zero", count_of(&r, "set_zero") - 1);
+    close_recording(&r);
+    if (r.device.races) fail_msg("%s", r.device.first_race);
+}
+
 static void reductions_overlap_gemms(void **state) {
     Recording r;
-    way = (Case){"optim_grads_params", true, true, false, false, false};
-    open_recording(&r, -1, -1);
+    way = (Case){"optim_grads_params", BLOCKS | DIRECT, 1, 1};
+    open_recording(&r, 0, nothing);
     run(&r);
     for (int l = 0; l < LAYERS; l++) {
         int block = 2 * l, reduce = 1 + 4 * l;  // the first one is of the embedding
@@ -393,8 +225,8 @@ static void reductions_overlap_gemms(void **state) {
 // the gradient precedes the GEMMs.
 static void backward_overlaps_gemms(void **state) {
     Recording r;
-    way = (Case){"optim", false, true, true, true, false};
-    open_recording(&r, -1, -1);
+    way = (Case){"optim", DIRECT | FUSED | SEQUENCE, 1, 1};
+    open_recording(&r, 0, nothing);
     run(&r);
     assert_int_equal(find(&r, "reduce", 0)->stream, r.compute->id);  // of the embedding
     for (int i = 0; i < 2 * LAYERS; i++) {
@@ -408,12 +240,62 @@ static void backward_overlaps_gemms(void **state) {
     close_recording(&r);
 }
 
+// The same in FP8: the gather of the saved codes can overlap with the product for dx, and the
+// reduction of dx with the product for dw. A layer gathers the codes of two inputs in forward, and
+// the same codes again in backward. Gathers of gradients use comm_all_gather and do not count.
+static void backward_overlaps_fp8_products(void **state) {
+    Recording r;
+    way = (Case){"optim", TENSORWISE | SEQUENCE | DIRECT | FUSED, 1, 1};
+    open_recording(&r, 0, nothing);
+    run(&r);
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        int saved = 2 * LAYERS + 1 + i, reduce = 2 + i, dx = 2 * i + 1;  // the LM head gathers its input
+        overlaps(&r, "gather", saved, "FP8 dx", dx);
+        overlaps(&r, "reduce", reduce, "FP8 dw", dx);
+        assert_true(before(find(&r, "gather", saved), find(&r, "FP8 transpose", dx)));
+        assert_true(before(find(&r, "FP8 transpose", dx), find(&r, "FP8 dw", dx)));
+    }
+    close_recording(&r);
+}
+
+// Returns the first GEMM of the pass that the host starts after operation i, or NULL.
+static const Op *next_gemm(const Recording *r, int i) {
+    for (; i < r->device.op_count; i++) {
+        const Op *op = &r->device.ops[i];
+        if (!strcmp(op->name, "QKV") || !strcmp(op->name, "dx and dw")) return op;
+    }
+    return NULL;
+}
+
+// Sends and receives can overlap with the pass that follows, except the receive for the first pass
+// of a step. On the middle one of three stages, no backward pass directly follows the forward pass
+// of its micro-batch.
+static void messages_overlap_passes(void **state) {
+    const Case ways[] = {{"optim", 0, 3, 1}, {"optim", QUANTIZED | SEQUENCE, 3, 1}};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        Recording r;
+        int exposed = 0;
+        way = ways[i];
+        open_recording(&r, 1, nothing);
+        run(&r);
+        assert_int_equal(count_of(&r, "send"), STEPS * 2 * micro_batches_of(&way));
+        assert_int_equal(count_of(&r, "receive"), STEPS * 2 * micro_batches_of(&way));
+        for (int at = 0; at < r.device.op_count; at++) {
+            const Op *op = &r.device.ops[at], *gemm = next_gemm(&r, at);
+            if (strcmp(op->name, "send") && strcmp(op->name, "receive")) continue;
+            exposed += gemm && before(op, gemm);
+        }
+        assert_int_equal(exposed, STEPS);
+        close_recording(&r);
+    }
+}
+
 // Without row blocks, every norm includes the reduction of the branch that it adds. Only the first
 // norm of a pass adds none.
 static void norms_include_reductions(void **state) {
     Recording r;
-    way = (Case){"optim", false, true, true, false, false};
-    open_recording(&r, -1, -1);
+    way = (Case){"optim", DIRECT | FUSED, 1, 1};
+    open_recording(&r, 0, nothing);
     run(&r);
     assert_int_equal(count_of(&r, "norm"), STEPS);
     assert_int_equal(count_of(&r, "fused norm"), STEPS * 2 * LAYERS);
@@ -437,9 +319,12 @@ static void small_micro_batches_stay_whole(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(conflicting_uses_are_ordered), cmocka_unit_test(every_wait_is_needed),
-        cmocka_unit_test(reductions_overlap_gemms),     cmocka_unit_test(norms_include_reductions),
-        cmocka_unit_test(backward_overlaps_gemms),      cmocka_unit_test(small_micro_batches_stay_whole),
+        cmocka_unit_test(conflicting_uses_are_ordered),   cmocka_unit_test(every_wait_is_needed),
+        cmocka_unit_test(every_gather_in_fp8_is_awaited), cmocka_unit_test(every_wait_for_a_link_is_needed),
+        cmocka_unit_test(closing_waits_for_all_work),     cmocka_unit_test(reductions_overlap_gemms),
+        cmocka_unit_test(norms_include_reductions),       cmocka_unit_test(backward_overlaps_gemms),
+        cmocka_unit_test(backward_overlaps_fp8_products), cmocka_unit_test(messages_overlap_passes),
+        cmocka_unit_test(small_micro_batches_stay_whole),
     };
     Launch launch;
     leaks_launch(&launch, &argc, &argv);

@@ -1,6 +1,6 @@
 // A device, collectives and kernels that only record the memory that they read and write on each
 // stream. Streams, events and the host have vector clocks. They replace the CPU backend at link
-// time. Included by test_overlap.c and model/test_tensor_overlap.c.
+// time. Included by test_overlap.c and model/recorded_ops.h.
 #pragma once
 #include <stdlib.h>
 #include <string.h>
