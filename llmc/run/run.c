@@ -71,10 +71,10 @@ void run_close(Run *run) {
     zero_stop(run->zero);
     if (run->loader) loader_close(run->loader);
     task_set_free(&run->tasks);
+    comm_close(&run->mesh);  // uses the memory that is freed next: pending messages, comm_may_lose
     memory_plan_free(&run->memory_plan, run->device);  // clears pointers in the objects freed below
     elastic_free(run);
     zero_free(run->zero);
-    comm_close(&run->mesh);
     mesh_close(&run->mesh);
     if (run->timers) timers_destroy(run->timers);
     if (run->compute) stream_destroy(run->compute);

@@ -215,10 +215,10 @@ static void open_model(Model *m, const Layout *layout, const Rank *rank, int64_t
 static void close_model(Model *m) {
     tp_close(&m->gpt.tp);
     zero_stop(m->zero);
+    if (!m->alone) comm_close(&m->mesh);
     memory_plan_free(&m->memory_plan, m->device);
     zero_free(m->zero);
     gpt_free(&m->gpt);
-    if (!m->alone) comm_close(&m->mesh);
     if (!m->alone) mesh_close(&m->mesh);
     timers_destroy(m->timers);
     stream_destroy(m->compute);
