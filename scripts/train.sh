@@ -184,6 +184,17 @@ or use SPEED=1 for mock data"
     read_words "${flags[@]}"
 }
 
+# Ends if one node would train with --local-steps. The trainer refuses this too, but mpirun would
+# end only after the time of leave_time_to_save.
+refuse_one_node() {
+    local value
+    last_value --local-steps
+    [ "${value:-1}" != 1 ] || return 0
+    ! has_one_of --replica-group --check-data --inspect-data --skip-train || return 0
+    die 2 "--local-steps needs two or more nodes, or replica groups (--replica-group), but this run has one \
+node; add nodes, set --gpus-per-node, or drop --local-steps (PRESET=eden)"
+}
+
 # Prints the communication formats, from $words and the placement of the ranks, and the model
 # parallel layout if there is one. On one machine the inter-node format of a preset is unused, so
 # the line suggests --gpus-per-node.
@@ -219,6 +230,7 @@ say_formats() {
     [ $per_node -le $data ] || per_node=$data
     last_value --gpus-per-node
     if [ "${value:-0}" = 0 ] && [ ${#placement[@]} -gt 0 ]; then hosts=1; fi
+    [ $hosts = 1 ] || [ $per_node != $data ] || refuse_one_node
     if [ $data -le 1 ]; then
         say "communication: none, there is one ${who%s}"
     elif [ $hosts = 1 ] && [ $per_node != 1 ]; then

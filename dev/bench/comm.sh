@@ -22,7 +22,8 @@
 #              are skipped with a warning
 #   presets    qwd has bf16 gradients, tlq-hs has bf16 weights, ulq and sdp4bit are as in the paper.
 #              Other presets: tlq, qw, and from configs/: eden, eden3, eden2-ef, lossless,
-#              eden-lossless, local (use --iters 30, because it has an outer sync every 30 steps).
+#              eden-lossless, local (use --iters 30, because it has an outer sync every 30 steps; it
+#              needs two nodes).
 #              NAME+sums adds --verify-wire, NAME+grads the sharding strategy optim_grads,
 #              NAME+params optim_grads_params, NAME+offload --optimizer-cpu-offload. If NAME is
 #              measured too, a line shows the cost of the added flag. Example: --networks inside
@@ -382,6 +383,8 @@ train_once() {
             planned=${steps%.*}
         elif [ "$steps" = 0 ]; then
             say "skipped for lack of time or communication: $model, $network, $name ($(left) s left)" >&2
+        elif [ "$network" = inside ] && [ "${name%%+*}" = local ]; then
+            say "skipped, because local steps need two nodes: $model, $network, $name" >&2
         else
             preset_flags "$name"
             words+=(--preset "$name" ${preset[@]+"${preset[@]}"} --log-interval "$steps"

@@ -475,7 +475,7 @@ static void print_data_parallel(const Config *c, const StagePlan *s, FILE *out) 
     const char *whose = is_model_parallel(&s->mesh) ? "data-parallel " : "";
     WireBytes bytes = traffic_of_step(&s->traffic, grad, zero_weight_format(s->zero));
     if (c->local_steps > 1 && !c->replica_group && s->mesh.nodes == 1)
-        fprintf(out, "  --local-steps needs two or more nodes to train; set --gpus-per-node\n");
+        fprintf(out, "  --local-steps needs two or more nodes to train, but this plan has one\n");
     if (s->mesh.replica_groups.size > 1) {
         fprintf(out, "  GB out of each node per step, mean of %d steps\n", c->local_steps);
         print_egress("this run", node_egress(&s->mesh, &bytes), out);

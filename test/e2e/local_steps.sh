@@ -353,7 +353,7 @@ check "one node is refused" one_node
 untrained() { # takes no outer step
     trains 1 "${run[@]}" --check-data && trains 1 "${run[@]}" --inspect-data 0 &&
         trains 1 "${run[@]}" --plan &&
-        has "--local-steps needs two or more nodes to train; set --gpus-per-node" out &&
+        has "--local-steps needs two or more nodes to train, but this plan has one" out &&
         trains 3 --gpus-per-node 1 "${run[@]}" --save "$work/scored" &&
         trains 1 "${run[@]}" --skip-train --load "$work/scored"
 }

@@ -361,6 +361,16 @@ check "lossless weights" formats "gradients fp32, weights lossless bf16, between
     --gpus-per-node 1
 check "local steps" formats "int8 within nodes of 2 ranks, eden4 every 30 steps between nodes" PRESET=local \
     --gpus-per-node 2
+one_node() {
+    local rc=0
+    env BUILD="$work/stand-in" DEVICE=cpu RANKS=4 DATA_PATH=d LOG_DIR="$work/logs" PRESET=local \
+        scripts/train_125m.sh "$@" >"$work/out" 2>"$work/err" </dev/null || rc=$?
+    [ $rc = 2 ] && grep -q "^error: --local-steps needs two or more nodes" "$work/err" &&
+        ! grep -q '^communication' "$work/out" || { why="exit code $rc, $(cat "$work/err")"; return 1; }
+}
+check "local steps on one node are refused before mpirun starts" one_node
+check "one node of all ranks" one_node --gpus-per-node 4
+check "local steps: one node may evaluate" formats "within one node of 4 ranks" PRESET=local --skip-train
 check "one rank" formats "none, there is one rank" "PRESET=sdp4bit RANKS=1"
 laid_out() { # LAYOUT TEXT "VARIABLES" [FLAGS...]: like formats, and checks the layout line
     formats "${@:2}" || return 1
