@@ -189,8 +189,8 @@ or use SPEED=1 for mock data"
 refuse_one_node() {
     local value
     last_value --local-steps
-    [ "${value:-1}" != 1 ] || return 0
-    ! has_one_of --replica-group --check-data --inspect-data --skip-train || return 0
+    if [ "${value:-1}" = 1 ] || [ "$node_ranks" != "$ranks" ]; then return 0; fi
+    ! has_one_of --version --plan --replica-group --check-data --inspect-data --skip-train || return 0
     die 2 "--local-steps needs two or more nodes, or replica groups (--replica-group), but this run has one \
 node; add nodes, set --gpus-per-node, or drop --local-steps (PRESET=eden)"
 }
@@ -230,7 +230,6 @@ say_formats() {
     [ $per_node -le $data ] || per_node=$data
     last_value --gpus-per-node
     if [ "${value:-0}" = 0 ] && [ ${#placement[@]} -gt 0 ]; then hosts=1; fi
-    [ $hosts = 1 ] || [ $per_node != $data ] || refuse_one_node
     if [ $data -le 1 ]; then
         say "communication: none, there is one ${who%s}"
     elif [ $hosts = 1 ] && [ $per_node != 1 ]; then
@@ -509,6 +508,7 @@ if [ "${DRY_RUN:-0}" = 1 ]; then
     exit 0
 fi
 [ -x "$program" ] || die 3 "$program is not built; run make $target"
+[ "$launched" != 0 ] || refuse_one_node
 [ "$launched" != 0 ] || has_flag --version || has_flag --plan || say_formats
 choose_log
 [ "$launched" = 0 ] || exec "$program" "${flags[@]}"

@@ -157,6 +157,7 @@ static int whole_buckets(const WholeUnits *units, int most) {
             padded += units->dp * whole_divide(&part, NULL);
         }
         bool little = padded - elements <= elements / 12;
+        // At most 1.36 times the elements with little padding, otherwise more than twice.
         int64_t cost = padded + (little ? padded / (4 * buckets) : padded);
         if (cost < least) least = cost, best = buckets;
     }

@@ -383,7 +383,7 @@ train_once() {
             planned=${steps%.*}
         elif [ "$steps" = 0 ]; then
             say "skipped for lack of time or communication: $model, $network, $name ($(left) s left)" >&2
-        elif [ "$network" = inside ] && [ "${name%%+*}" = local ]; then
+        elif [ "${name%%+*}" = local ] && { [ "$network" = inside ] || [ "$nodes" = 1 ]; }; then
             say "skipped, because local steps need two nodes: $model, $network, $name" >&2
         else
             preset_flags "$name"

@@ -370,6 +370,8 @@ one_node() {
 }
 check "local steps on one node are refused before mpirun starts" one_node
 check "one node of all ranks" one_node --gpus-per-node 4
+check "local steps: the trainer refuses stages on different nodes" formats \
+    "within one node of 2 data-parallel ranks" PRESET=local --gpus-per-node 2 --pipeline-model-parallel-size 2
 check "local steps: one node may evaluate" formats "within one node of 4 ranks" PRESET=local --skip-train
 check "one rank" formats "none, there is one rank" "PRESET=sdp4bit RANKS=1"
 laid_out() { # LAYOUT TEXT "VARIABLES" [FLAGS...]: like formats, and checks the layout line

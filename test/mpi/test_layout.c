@@ -246,8 +246,8 @@ static void load(GPT *gpt, int parts, Pass *pass) {
     free(ids);
 }
 
-// The keys of the messages that this rank has sent since its warm-up.
 enum { SEED = 1234, STEPS = 2, MICRO_BATCHES = 2, MOST_SENT = 64 };  // SEED: the default of --seed
+// The keys of the messages that this rank has sent since its warm-up, which encodes messages too.
 static struct {
     RoundingKey key[MOST_SENT];
     int count;
