@@ -375,6 +375,7 @@ bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, 
     layout->units = tensors[count - 1].unit + 1;
     layout->tensor_arena = xcalloc((size_t)count, sizeof(int64_t), "the tensor table");
     layout->tensor_bucket = xcalloc((size_t)count, sizeof(int), "the tensor table");
+    layout->tensor_unit = xcalloc((size_t)count, sizeof(int), "the tensor table");
     layout->unit_bucket = xcalloc((size_t)layout->units, sizeof(int), "the bucket layout");
     layout->rank_work = xcalloc((size_t)layout->dp, sizeof(int64_t), "the bucket layout");
     layout->segments = xcalloc((size_t)count, sizeof(Segment), "the segment table");
@@ -387,6 +388,7 @@ bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, 
     for (int i = 0; i < count; i++) {
         logical[i] = offset + tensors[i].before;
         offset += round_up64(tensors[i].before + tensors[i].numel + tensors[i].after, HADAMARD_ORDER);
+        layout->tensor_unit[i] = tensors[i].unit;
         layout->tensor_bucket[i] = layout->unit_bucket[tensors[i].unit];
         layout->parameters += tensors[i].numel;
         if (!tensors[i].uncounted) layout->counted_parameters += tensors[i].numel;
@@ -408,6 +410,7 @@ void layout_free(BucketLayout *layout) {
     free(layout->segments);
     free(layout->tensor_arena);
     free(layout->tensor_bucket);
+    free(layout->tensor_unit);
     free(layout->unit_bucket);
     free(layout->rank_work);
     BucketLayout empty = {0};
@@ -506,6 +509,20 @@ void layout_chunk(const BucketLayout *layout, const Bucket *bucket, int chunks, 
     int64_t units = bucket->matrix_per_rank / unit;
     *lo = units * k / chunks * unit;
     *hi = units * (k + 1) / chunks * unit;
+}
+
+int layout_first_complete(const BucketLayout *layout, const Bucket *bucket, int chunks, int unit) {
+    assert(chunks >= 1 && chunks <= MOST_CHUNKS);
+    int64_t size = bucket->matrix_per_rank, alignment = layout->options.chunk_alignment, missing = 0;
+    if (unit <= bucket->first_unit) return 0;
+    // missing: where the last incomplete matrix of any shard ends, in the shard
+    for (int i = 0; i < bucket->segments; i++) {
+        const Segment *s = &layout->segments[bucket->first_segment + i];
+        int64_t end = s->start % size + s->numel;
+        if (layout->tensor_unit[s->tensor] < unit && end > missing) missing = end < size ? end : size;
+    }
+    if (missing == 0) return 1;
+    return (int)ceil_div64(ceil_div64(missing, alignment) * chunks, size / alignment);
 }
 
 MessageLayout layout_sealed(const Bucket *bucket, MessageLayout m) {

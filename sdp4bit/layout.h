@@ -80,6 +80,7 @@ typedef struct BucketLayout {
     int tensors;
     int64_t *tensor_arena;  // (tensors) arena position of each tensor's first element
     int *tensor_bucket;     // (tensors)
+    int *tensor_unit;       // (tensors)
     int units;
     int *unit_bucket;            // (units)
     int64_t *rank_work;          // (dp) work of the whole matrices that each rank owns
@@ -148,6 +149,11 @@ static inline bool format_is_lossless(const WeightFormat *format) {
     return format->difference && !codec_grouped(format->codec);
 }
 
+// Chunks [first, end) of a bucket.
+typedef struct ChunkRange {
+    int first, end;
+} ChunkRange;
+
 // A message has three sections: the codes of `partitions` shard ranges of equal size, their fp32
 // scales, and their tails. Sections start at multiples of MESSAGE_ALIGN, and the message is padded
 // to a multiple of it. Strides and offsets are in bytes.
@@ -204,6 +210,10 @@ int layout_chunks(const BucketLayout *layout, const Bucket *bucket, const GradFo
 // allow; some may be empty. Chunk 0 also carries the tail.
 void layout_chunk(const BucketLayout *layout, const Bucket *bucket, int chunks, int k, int64_t *lo,
                   int64_t *hi);
+// Returns the first chunk k such that chunks k, k + 1, ... hold only elements of units >= `unit`,
+// in every shard; `chunks` if there is none. When backward has completed these units, the chunks
+// may be reduced. Chunk 0 has the tail, so it also needs the bucket's first unit.
+int layout_first_complete(const BucketLayout *layout, const Bucket *bucket, int chunks, int unit);
 // Returns the layouts of chunk k's level-1 and level-2 messages; bytes is 0 for an unused level.
 void layout_grad_messages(const BucketLayout *layout, const Bucket *bucket, const GradFormat *format, int k,
                           MessageLayout *level1, MessageLayout *level2);

@@ -218,8 +218,8 @@ static void sum_shard(const Chunk *c, GradShard own, float *matrix_partials, flo
     lane_done(c->lanes, c->rail_hop ? LANE_RAIL_FREE : LANE_NODE_FREE, c->slot, stream);
 }
 
-void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard own, float *matrix_partials,
-                       float *tail_partials, Lanes *lanes) {
+void tlq_reduce_bucket(const TlqStep *step, int b, ChunkRange chunks, const float *grads, GradShard own,
+                       float *matrix_partials, float *tail_partials, Lanes *lanes) {
     assert(b >= 0 && b < step->layout->buckets);
     assert(step->layout->dp > 1 || own.matrix == grads);
     const Bucket *bucket = &step->layout->bucket[b];
@@ -229,7 +229,8 @@ void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard
         return;
     }
     step->checks->micro_batch = step->micro_batch;
-    for (int k = 0; k < layout_chunks(step->layout, bucket, &step->grad_format); k++) {
+    assert(chunks.first >= 0 && chunks.end <= layout_chunks(step->layout, bucket, &step->grad_format));
+    for (int k = chunks.end - 1; k >= chunks.first; k--) {
         Chunk c = chunk_at(step, b, k, lanes);
         if (c.level1.bytes + c.level2.bytes == 0) continue;  // an empty chunk
         quantize(&c, grads);

@@ -38,14 +38,16 @@ typedef struct TlqStep {
     WireChecks *checks;       // checksums of the messages
 } TlqStep;
 
-// Reduce-scatters bucket b. Writes the mean over the dp ranks to this rank's shard, or adds it.
-// grads: (matrix_elements + tail_elements) fp32, complete on lanes->first and on lanes->last.
+// Reduce-scatters chunks of bucket b, the last one first. Writes the mean over the dp ranks to this
+// rank's shard, or adds it. With dp = 1 there are no chunks, and the whole bucket is processed.
+// grads: (matrix_elements + tail_elements) fp32. Elements of these chunks must be complete on
+// lanes->first and on lanes->last.
 // own: may point into `grads`, whose other elements do not change. With dp = 1 it must point to
 // `grads`, which is not quantized.
 // matrix_partials (matrix_per_rank / 32), tail_partials (ceil(tail_per_rank / 32)): receive partial
 // sums of the squared norm of the result. The result is complete on lanes->last.
-void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard own, float *matrix_partials,
-                       float *tail_partials, Lanes *lanes);
+void tlq_reduce_bucket(const TlqStep *step, int b, ChunkRange chunks, const float *grads, GradShard own,
+                       float *matrix_partials, float *tail_partials, Lanes *lanes);
 // All-gathers the reduced gradients of bucket b in fp32, for strategies in which every rank updates
 // all weights. `grads` holds this rank's shard on entry and all shards on completion. Gathers
 // between nodes first, then inside the node. buffer: (dp) messages of layout_reduced_message. The

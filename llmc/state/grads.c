@@ -114,6 +114,7 @@ static void place_buckets(const Base *base, Grads *grads, bool windows) {
 void grads_reserve(const Base *base, Grads *grads, bool windows, MemoryPlan *memory_plan) {
     size_t buckets = (size_t)base->layout.buckets;
     grads->bucket = xcalloc(buckets, sizeof *grads->bucket, "the bucket table");
+    grads->complete = xcalloc((size_t)base->layout.units, sizeof *grads->complete, "the bucket table");
     choose_stores(base, grads);
     place_buckets(base, grads, windows);
     const char *group = "gradients";
@@ -138,6 +139,7 @@ void grads_free(const Base *base, Grads *grads) {
     for (int slot = 0; base->device && grads->bucket && slot < GRAD_SLOTS; slot++)
         event_destroy(grads->slot_read[slot]);
     free(grads->bucket);
+    free(grads->complete);
 }
 
 float *grads_tensor(const Base *base, const Grads *grads, int tensor) {
@@ -157,8 +159,16 @@ bool grads_use_slots(const Base *base, const Grads *grads) {
 
 // --- backward ------------------------------------------------------------------------------------
 
+int grads_chunks(const Base *base, int b) {
+    const GradFormat *format = base_grad_format(base, base->step);
+    return base->layout.dp > 1 ? layout_chunks(&base->layout, &base->layout.bucket[b], format) : 1;
+}
+
 static void expect_units(const Base *base, Grads *grads, int b) {
-    grads->bucket[b].units_missing = base->layout.bucket[b].end_unit - base->layout.bucket[b].first_unit;
+    const Bucket *bucket = &base->layout.bucket[b];
+    for (int u = bucket->first_unit; u < bucket->end_unit; u++) grads->complete[u] = false;
+    grads->bucket[b].complete_from = bucket->end_unit;
+    grads->bucket[b].chunks_left = grads_chunks(base, b);
     grads->bucket[b].begun = false;
 }
 
@@ -196,20 +206,32 @@ void grads_begin(const Base *base, Grads *grads, int unit) {
     clear_rest(base, grads, b);
 }
 
-bool grads_complete(const Base *base, Grads *grads, int unit) {
+// Backward usually completes units in descending order. With several model chunks of a pipeline it
+// may not; then chunks wait until all later units are complete too.
+ChunkRange grads_complete(const Base *base, Grads *grads, int unit, bool at_once) {
     assert(unit >= 0 && unit < base->layout.units);
-    int b = base->layout.unit_bucket[unit];
-    if (--grads->bucket[b].units_missing > 0) return false;
+    int b = base->layout.unit_bucket[unit], chunks = grads_chunks(base, b);
+    const Bucket *bucket = &base->layout.bucket[b];
+    GradBucket *own = &grads->bucket[b];
+    grads->complete[unit] = true;
+    while (own->complete_from > bucket->first_unit && grads->complete[own->complete_from - 1])
+        own->complete_from--;
+    bool all = own->complete_from == bucket->first_unit;
+    if (at_once && !all) return (ChunkRange){0, 0};
+    int first = layout_first_complete(&base->layout, bucket, chunks, own->complete_from);
+    if (first >= own->chunks_left) return (ChunkRange){0, 0};
+    ChunkRange range = {first, own->chunks_left};
+    own->chunks_left = first;
     timer_start(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
-    event_record(grads->bucket[b].ready, base->compute);
-    if (base->lanes->apart) stream_wait(base->lanes->first, grads->bucket[b].ready);
-    stream_wait(base->lanes->last, grads->bucket[b].ready);
-    return true;
+    event_record(own->ready, base->compute);
+    if (base->lanes->apart) stream_wait(base->lanes->first, own->ready);
+    stream_wait(base->lanes->last, own->ready);
+    return range;
 }
 
-void grads_reduced(const Base *base, Grads *grads, int b) {
+void grads_reduced(const Base *base, Grads *grads, int b, ChunkRange chunks) {
     assert(b >= 0 && b < base->layout.buckets);
-    if (!grads->bucket[b].store->accumulates) {
+    if (!grads->bucket[b].store->accumulates && chunks.first == 0) {
         event_record(grads->slot_read[b % GRAD_SLOTS], base->lanes->first);
         expect_units(base, grads, b);  // for the next micro-batch
     }

@@ -30,12 +30,14 @@ typedef struct GradBucket {
     int64_t start;      // first element in `whole` or `shard`
     bool begun;         // the backward pass has begun to write the bucket
     int reductions;     // number of reductions in this step so far
-    int units_missing;  // units whose gradients are not yet complete in this backward pass
-    Event *ready;       // the gradients are complete
+    int complete_from;  // all units from here on have complete gradients in this backward pass
+    int chunks_left;    // chunks [0, chunks_left) have not been reduced in this backward pass
+    Event *ready;       // the gradients of the next chunks are complete
 } GradBucket;
 
 struct Grads {
     GradBucket *bucket;       // (buckets)
+    bool *complete;           // (units) the gradients are complete in this backward pass
     float *whole;             // (whole_elements) device: accumulated buckets
     float *slot[GRAD_SLOTS];  // (slot_elements) device: bucket b uses slot b % GRAD_SLOTS
     float *shard;             // (shard_elements) device: this rank's shards of the other buckets. With
@@ -66,15 +68,19 @@ bool grads_use_slots(const Base *base, const Grads *grads);
 // Returns the size of the buffer for `gather`; 0 if no bucket is gathered.
 size_t grads_gather_bytes(const Base *base, const Grads *grads);
 
+// Returns the number of chunks in which a bucket is reduced in this step; 1 on a single rank, which
+// sends nothing.
+int grads_chunks(const Base *base, int b);
 // Starts a step.
 void grads_new_step(const Base *base, Grads *grads);
 // Makes compute wait until backward may write the bucket's slot.
 void grads_begin(const Base *base, Grads *grads, int unit);
-// Marks the unit's gradients as complete. Returns true for the last unit of a bucket. The lanes
-// then wait for compute, and the caller may reduce the bucket.
-bool grads_complete(const Base *base, Grads *grads, int unit);
-// Called when the bucket's reduction has been queued.
-void grads_reduced(const Base *base, Grads *grads, int b);
+// Marks the unit's gradients as complete. Returns the chunks of its bucket that are complete and
+// not yet reduced, or an empty range. If there are some, the lanes wait for compute, and the caller
+// must reduce them. at_once: returns no chunks until all units of the bucket are complete.
+ChunkRange grads_complete(const Base *base, Grads *grads, int unit, bool at_once);
+// Called when the reduction of these chunks has been queued.
+void grads_reduced(const Base *base, Grads *grads, int b, ChunkRange chunks);
 // Zeros the gradients that the next step adds to. Called when the update has been queued.
 void grads_consumed(const Base *base, Grads *grads, int b);
 

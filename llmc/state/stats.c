@@ -161,7 +161,7 @@ void stats_before_reduction(const Base *base, Stats *stats, const TlqStep *step,
     exact.workspace = stats->workspace;
     float *sums = base->partial_sums + base->partial_start[b];  // the quantized reduction overwrites them
     Traffic before = stats_traffic(base, stats);
-    tlq_reduce_bucket(&exact, b, grads, exact_shard(base, stats, b), sums,
+    tlq_reduce_bucket(&exact, b, (ChunkRange){0, EXACT_CHUNKS}, grads, exact_shard(base, stats, b), sums,
                       sums + bucket->matrix_per_rank / HADAMARD_ORDER, base->lanes);
     Traffic after = stats_traffic(base, stats);
     stats->exact_traffic.node += after.node - before.node;

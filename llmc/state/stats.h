@@ -50,8 +50,8 @@ void stats_reserve(const Base *base, Stats *stats, MemoryPlan *memory_plan);
 void stats_free(Stats *stats);
 // Returns true if the statistics of the step in progress are reported.
 bool stats_due(const Base *base);
-// The hooks; they wait for earlier work on lanes->last. Called before every reduction of a bucket.
-// grads: this rank's local gradients.
+// The hooks; they wait for earlier work on lanes->last. Called before every reduction of a bucket,
+// when all of it is complete. grads: this rank's local gradients.
 void stats_before_reduction(const Base *base, Stats *stats, const TlqStep *step, int b, const float *grads);
 // Called after the step's last reduction of a bucket. own: this rank's reduced gradients.
 void stats_after_reduction(const Base *base, Stats *stats, int b, GradShard own);

@@ -77,8 +77,9 @@ static void count_zeros(Zero *zero, int b) {
     }
 }
 
-// Reduces bucket b. last: the last reduction of the step, which completes its gradient.
-static void reduce_bucket(Zero *zero, int b, bool last) {
+// Reduces chunks of bucket b. The bucket's first call begins with the last chunk, and its last call
+// ends with chunk 0. last: the last reduction of the step, which completes its gradient.
+static void reduce_chunks(Zero *zero, int b, ChunkRange chunks, bool last) {
     const Base *base = &zero->base;
     Grads *grads = &zero->grads;
     const OptimizerStore *store = zero->optimizer.store;
@@ -88,10 +89,12 @@ static void reduce_bucket(Zero *zero, int b, bool last) {
     float *full = grads_full(base, grads, b);
     GradShard own = grads_shard(base, grads, b);
     const GradStore *buffers = grads->bucket[b].store;
-    bool slots = !buffers->accumulates;
-    if (!grads->warming_up) stats_before_reduction(base, &zero->stats, &step, b, full);
-    if (store->before_reduction) store->before_reduction(base, &zero->optimizer, b, own, slots, step.add);
-    tlq_reduce_bucket(&step, b, full, own, matrix_sums, tail_sums, base->lanes);
+    bool slots = !buffers->accumulates, begins = chunks.end == grads_chunks(base, b);
+    if (begins && !grads->warming_up) stats_before_reduction(base, &zero->stats, &step, b, full);
+    if (begins && store->before_reduction)
+        store->before_reduction(base, &zero->optimizer, b, own, slots, step.add);
+    tlq_reduce_bucket(&step, b, chunks, full, own, matrix_sums, tail_sums, base->lanes);
+    if (chunks.first > 0) return;
     grads->bucket[b].reductions++;
     if (last) {
         stats_after_reduction(base, &zero->stats, b, own);
@@ -108,13 +111,15 @@ void zero_reduce_unit(Zero *zero, int unit, bool last) {
     const Base *base = &zero->base;
     assert(unit >= 0 && unit < base->layout.units);
     int b = base->layout.unit_bucket[unit];
-    if (!grads_complete(base, &zero->grads, unit)) return;
-    // The interval starts when the bucket is ready, or when the previous bucket's reduction ends.
+    // Statistics read the gradients of the whole bucket, part of which the reduction overwrites.
+    ChunkRange chunks = grads_complete(base, &zero->grads, unit, stats_due(base));
+    if (chunks.first == chunks.end) return;
+    // The interval starts when the chunks are ready, or when the previous reduction ends.
     // Intervals on a stream do not overlap, so no time is counted twice.
     timer_start(base->timers, TIMER_ALL_GRADS_SYNC, base->lanes->last);
-    reduce_bucket(zero, b, last);
+    reduce_chunks(zero, b, chunks, last);
     timer_stop(base->timers, TIMER_ALL_GRADS_SYNC, base->lanes->last);
-    grads_reduced(base, &zero->grads, b);
+    grads_reduced(base, &zero->grads, b, chunks);
 }
 
 // --- the step ------------------------------------------------------------------------------------

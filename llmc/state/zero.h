@@ -99,7 +99,7 @@ int64_t zero_exchange_bytes(const Zero *zero, int bucket, const GradFormat *form
 // Makes compute wait until backward may write the unit's gradients. Idempotent.
 void zero_grads_begin(Zero *zero, int unit);
 // Called when the unit's gradients are complete: in every micro-batch, or only in the last one if
-// gradients are accumulated. After the last unit of a bucket, starts its reduction. last: this is
+// gradients are accumulated. Starts the reduction of the chunks that it completes. last: this is
 // the last micro-batch of the step.
 void zero_reduce_unit(Zero *zero, int unit, bool last);
 // Turns warm-up on or off within a step. Warm-up passes run on synthetic data to launch every

@@ -26,7 +26,6 @@
 #include "llmc/model/gpt.h"
 
 enum { STEPS = 3 };
-enum { HELD = 1 << 20 };  // larger than the number of zero_reduce_unit calls in a backward pass
 static const float WEIGHT_DECAY = 0.1f;
 
 // --- presets -------------------------------------------------------------------------------------
@@ -382,12 +381,15 @@ static void run_micro_batches(Model *m, int count) {
     gpt_end_backward(&m->gpt);
 }
 
-// Makes every bucket wait for `more` calls of zero_reduce_unit in addition to one per unit before
-// it is reduced. With HELD, a backward pass reduces nothing.
-static void hold_back(Model *m, int more) {
-    for (int b = 0; b < m->zero->base.layout.buckets; b++) {
-        const Bucket *bucket = &m->zero->base.layout.bucket[b];
-        m->zero->grads.bucket[b].units_missing = bucket->end_unit - bucket->first_unit + more;
+// With `on`, a backward pass reduces nothing, because no chunks are left. Otherwise the next calls
+// of zero_reduce_unit reduce every bucket.
+static void hold_back(Model *m, bool on) {
+    const Base *base = &m->zero->base;
+    Grads *grads = &m->zero->grads;
+    for (int u = 0; u < base->layout.units; u++) grads->complete[u] = false;
+    for (int b = 0; b < base->layout.buckets; b++) {
+        grads->bucket[b].complete_from = base->layout.bucket[b].end_unit;
+        grads->bucket[b].chunks_left = on ? 0 : grads_chunks(base, b);
     }
 }
 
@@ -409,7 +411,7 @@ static void warm_up(Model *m) {
 // complete; otherwise reduces nothing.
 static void backward(Model *m, uint32_t step, int micro_batches, bool overlapped) {
     zero_step_begins(m->zero, step);
-    if (!overlapped) hold_back(m, HELD);
+    if (!overlapped) hold_back(m, true);
     run_micro_batches(m, micro_batches);
 }
 
@@ -491,7 +493,7 @@ static void simulate_micro_batches(Model *m, uint32_t step) {
 static void reduce(Model *m, uint32_t step, bool overlapped) {
     const BucketLayout *plan = &m->zero->base.layout;
     if (!overlapped) {
-        hold_back(m, 0);
+        hold_back(m, false);
         for (int unit = plan->units - 1; unit >= 0; unit--) zero_reduce_unit(m->zero, unit, true);
         return;
     }

@@ -495,24 +495,24 @@ static GradShard own_grads(const Trial *t, int b) {
     return (GradShard){own, own + bucket->matrix_per_rank};
 }
 
-// Reduces a micro-batch. The first one stores its sums, later ones add theirs.
+// Reduces a micro-batch, buckets in two parts. The first one stores its sums, later ones add to it.
 static void reduce(Trial *t, uint32_t step, int micro_batch) {
+    Lanes *lanes = t->machine->lanes;
     local_gradient(t, t->local, t->machine->rank, step, micro_batch);
     upload(t, t->grads, t->local, (size_t)t->layout.arena_elements * sizeof(float));
     t->tlq.micro_batch = micro_batch;
     t->tlq.add = micro_batch > 0;
     for (int b = 0; b < t->layout.buckets; b++) {
         const Bucket *bucket = &t->layout.bucket[b];
+        float *grads = t->grads + bucket->arena_start;
         float *tail_partials = t->partials + bucket->matrix_per_rank / 32;
         GradShard own = own_grads(t, b);
-        if (t->feedback) {
-            t->tlq.residual.values = t->residual + residual_start(t, b);
-            t->tlq.residual.control = micro_batch == 0 ? t->control : NULL;
-        }
-        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena_start, own, t->partials, tail_partials,
-                          t->machine->lanes);
-        tlq_sum_squares(&t->tlq, b, own, t->partials, tail_partials, t->piece_sums + 2 * b,
-                        t->machine->lanes);
+        if (t->feedback) t->tlq.residual.values = t->residual + residual_start(t, b);
+        t->tlq.residual.control = micro_batch == 0 ? t->control : NULL;
+        int chunks = layout_chunks(&t->layout, bucket, &t->tlq.grad_format), first = (chunks + 1) / 2;
+        for (ChunkRange part = {first, chunks}; part.end > 0; part = (ChunkRange){0, part.first})
+            tlq_reduce_bucket(&t->tlq, b, part, grads, own, t->partials, tail_partials, lanes);
+        tlq_sum_squares(&t->tlq, b, own, t->partials, tail_partials, t->piece_sums + 2 * b, lanes);
     }
 }
 

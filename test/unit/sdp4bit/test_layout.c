@@ -1,6 +1,7 @@
 // The bucket layout for random tensor lists, data-parallel shapes and group sizes: nothing
 // overlaps, groups never mix tensors, shard and chunk boundaries are valid, sections are inside
 // their messages, and byte counts equal independent formulas.
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -299,6 +300,43 @@ static void test_chunks_cover_the_shard_once(void **state) {
         }
         free_case(c);
     }
+}
+
+// Returns the lowest unit that a chunk contains in any shard; INT_MAX if it contains only padding.
+static int lowest_unit(const Case *c, const Bucket *bucket, int chunks, int k) {
+    int lowest = k == 0 ? bucket->first_unit : INT_MAX;  // chunk 0 has the tail
+    int64_t lo, hi;
+    layout_chunk(&c->layout, bucket, chunks, k, &lo, &hi);
+    for (int i = 0; i < bucket->segments; i++) {
+        const Segment *s = &c->layout.segments[bucket->first_segment + i];
+        for (int64_t rank = 0; rank < c->layout.dp; rank++) {
+            int64_t shard = rank * bucket->matrix_per_rank, from = shard + lo, to = shard + hi;
+            bool overlaps = lo < hi && s->start < to && from < s->start + s->numel;
+            if (overlaps && c->tensors[s->tensor].unit < lowest) lowest = c->tensors[s->tensor].unit;
+        }
+    }
+    return lowest;
+}
+
+// The last chunks are complete as soon as all of their units are, and no earlier.
+static void test_complete_chunks(void **state) {
+    int partial = 0;
+    for (uint32_t trial = 0; trial < TRIALS; trial++) {
+        Case *c = random_case(trial);
+        for (int b = 0; b < c->layout.buckets; b++) {
+            const Bucket *bucket = &c->layout.bucket[b];
+            for (int chunks = 1; chunks <= 70; chunks = chunks * 2 + 1) {
+                for (int unit = bucket->first_unit; unit <= bucket->end_unit; unit++) {
+                    int first = chunks;
+                    while (first > 0 && lowest_unit(c, bucket, chunks, first - 1) >= unit) first--;
+                    assert_int_equal(layout_first_complete(&c->layout, bucket, chunks, unit), first);
+                    partial += first > 0 && first < chunks;
+                }
+            }
+        }
+        free_case(c);
+    }
+    assert_true(partial > 1000);
 }
 
 // By default, chunks are about as large as an ordinary bucket and never tiny. A requested number of
@@ -648,6 +686,7 @@ int main(void) {
         cmocka_unit_test(test_parts_of_tensors),
         cmocka_unit_test(test_unsharded_layouts),
         cmocka_unit_test(test_chunks_cover_the_shard_once),
+        cmocka_unit_test(test_complete_chunks),
         cmocka_unit_test(test_automatic_chunks),
         cmocka_unit_test(test_message_layouts),
         cmocka_unit_test(test_sealed_messages),

@@ -110,6 +110,34 @@ static void test_padding_and_work(void **state) {
     }
 }
 
+// Chunks of the last bucket that are complete when backward has completed a layer, the last layer
+// first. By default there is a chunk per layer.
+static void test_complete_chunks(void **state) {
+    static const struct {
+        int layers, nodes, per_node, chunks;
+        int complete[12];
+    } cases[] = {
+        {12, 1, 2, 2, {0, 2}},
+        {12, 1, 8, 6, {0, 0, 0, 0, 0, 6}},
+        {12, 4, 8, 12, {0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 12}},
+        {32, 1, 8, 8, {0, 0, 0, 2, 2, 2, 2, 8}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        BucketLayout layout = build(cases[i].layers, cases[i].nodes, cases[i].per_node, 1, 1);
+        const Bucket *bucket = &layout.bucket[layout.buckets - 1];
+        GradFormat format = {.chunks = 0};
+        int chunks = layout_chunks(&layout, bucket, &format);
+        assert_int_equal(chunks, cases[i].chunks);
+        for (int unit = bucket->end_unit - 1; unit >= bucket->first_unit; unit--) {
+            int complete = chunks - layout_first_complete(&layout, bucket, chunks, unit);
+            if (complete != cases[i].complete[bucket->end_unit - 1 - unit])
+                fail_msg("%d layers, %d ranks, layer %d: %d chunks", cases[i].layers, layout.dp, unit,
+                         complete);
+        }
+        layout_free(&layout);
+    }
+}
+
 // Without work the layout is as before.
 static void test_mixed_units_are_refused(void **state) {
     LayoutTensor tensors[] = {{.numel = 64, .matrix = true}, {.numel = 64, .matrix = true, .work = 1}};
@@ -124,6 +152,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_matrix_in_one_shard),
         cmocka_unit_test(test_padding_and_work),
+        cmocka_unit_test(test_complete_chunks),
         cmocka_unit_test(test_mixed_units_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

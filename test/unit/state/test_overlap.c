@@ -43,6 +43,7 @@ enum {
     DISK = 8192,
     MUON = 16384,
     TENSOR = 32768,  // of two tensor-parallel ranks, with whole matrices
+    MERGED = 65536,  // one bucket of all layers with Muon: two layers per shard on two ranks
 };
 
 typedef struct Shape {
@@ -140,6 +141,7 @@ static void parse_flags(Recording *r) {
                    {SECOND, {"--secondary-partition"}},
                    {FEEDBACK, {"--error-feedback"}},
                    {MUON, {"--optimizer", "muon"}},
+                   {MERGED, {"--ddp-bucket-size", "1000000"}},
                    {TENSOR, {"--tensor-model-parallel-size", "2", "--vocab-size", "30"}}};
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
         for (int k = 0; (r->shape.how & choices[i].how) && k < 8 && choices[i].words[k]; k++)
@@ -416,6 +418,18 @@ static const Shape shapes[] = {
     {2, 1, 1, MUON | TENSOR | OFFLOAD},
     {2, 2, 1, MUON | TENSOR | DISK | NO_OVERLAP},
     {2, 2, 1, QUANTIZED | LOCAL | MUON | TENSOR},
+    {1, 2, 4, QUANTIZED | MUON | MERGED},
+    {2, 1, 7, MUON | MERGED},
+    {2, 1, 4, QUANTIZED | MUON | MERGED | FEEDBACK},
+    {2, 1, 4, QUANTIZED | MUON | MERGED | NO_OVERLAP},
+    {2, 1, 4, REPLICATED | MUON | MERGED},
+    {1, 2, 4, QUANTIZED | MUON | MERGED | OFFLOAD},
+    {2, 1, 4, QUANTIZED | MUON | MERGED | SHARD_GRADS},
+    {2, 1, 4, QUANTIZED | MUON | MERGED | SHARD_GRADS | FEEDBACK},
+    {2, 1, 4, LOSSLESS | MUON | MERGED | SHARD_GRADS | OFFLOAD},
+    {1, 2, 4, QUANTIZED | MUON | MERGED | SHARD_WEIGHTS},
+    {2, 1, 4, QUANTIZED | MUON | MERGED | SHARD_WEIGHTS | DISK},
+    {2, 2, 4, QUANTIZED | MUON | MERGED | LOCAL | SHARD_GRADS},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -580,6 +594,27 @@ static void stages_overlap(void **state) {
     stages_overlap_in(SHARD_GRADS, 1);
 }
 
+// With Muon, two ranks own two layers each, the later ones at the end of their shards. The last two
+// of four chunks are reduced while backward computes the first layers of the bucket.
+static void chunks_overlap_layers_of_their_bucket(void **state) {
+    static const unsigned how[] = {0, SHARD_GRADS, SHARD_WEIGHTS, SHARD_GRADS | OFFLOAD};
+    for (int i = 0; i < 4; i++) {
+        Recording r;
+        open_recording(&r, (Shape){2, 1, 4, QUANTIZED | MUON | MERGED | how[i]}, -1, -1);
+        run_steps_of(&r, 1);
+        assert_int_equal(r.zero->base.layout.buckets, 2);
+        for (int chunk = 0; chunk < 4; chunk++) {  // in the order of reduction
+            int needed = chunk < 2 ? 3 : 1;        // the first of its layers
+            for (int u = UNITS - 1; u >= 0; u--) {
+                int at = UNITS - 1 - u;
+                if (u < needed) overlaps(&r, "backward", at, "quantize", chunk);
+                else assert_true(before(find(&r, "backward", at), find(&r, "quantize", chunk)));
+            }
+        }
+        close_recording(&r);
+    }
+}
+
 // In forward and backward, the next layer's weights are gathered while a layer computes.
 static void gathers_overlap_layers(void **state) {
     static const unsigned how[] = {0, OVER_ALL, OVER_ALL | SECOND};
@@ -690,6 +725,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(conflicting_uses_are_ordered),
         cmocka_unit_test(every_wait_is_needed),
         cmocka_unit_test(stages_overlap),
+        cmocka_unit_test(chunks_overlap_layers_of_their_bucket),
         cmocka_unit_test(gathers_overlap_layers),
         cmocka_unit_test(status_read_overlaps_the_update),
         cmocka_unit_test(save_overlaps_the_next_step),
