@@ -102,8 +102,23 @@ static double update_time(const Config *c, const Mesh *mesh, const Zero *zero, i
     return elements * (c->optimizer_cpu_offload ? HOST_ADAMW : ADAMW_BYTES / rates.memory) + products;
 }
 
+// Sets the parts of a bucket's gradients whose chunks each layer completes, the last layer first.
+static void parts_sent(const BucketLayout *plan, const Bucket *bucket, const GradFormat *format, int layers,
+                       double *sent) {
+    int chunks = layout_chunks(plan, bucket, format);
+    int64_t lo, hi, left = bucket->matrix_per_rank;
+    for (int i = 0; i < layers && bucket->matrix_per_rank > 0; i++) {
+        int first = layout_first_complete(plan, bucket, chunks, bucket->end_unit - 1 - i);
+        if (first < chunks) layout_chunk(plan, bucket, chunks, first, &lo, &hi);
+        else lo = bucket->matrix_per_rank;
+        sent[i] = (double)(left - lo) / (double)bucket->matrix_per_rank;
+        left = lo;
+    }
+}
+
+// sent: (layers of the bucket) receives the parts of its gradients.
 static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *mesh, const Zero *zero,
-                                 Rates rates) {
+                                 Rates rates, double *sent) {
     const BucketLayout *plan = traffic->plan;
     const Bucket *bucket = &plan->bucket[b];
     const WeightFormat *weight = zero_weight_format(zero);
@@ -116,12 +131,14 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
         .reductions = traffic->trips[b].reductions,
         .grad_inside = (double)once.grad_intra / rates.inside,
         .grad_between = (double)once.grad_inter / rates.between,
+        .sent = sent,
         .weight_between = (double)once.weight_inter / rates.between,
         .weight_inside = (double)once.weight_intra / rates.inside,
         .gathered = traffic->trips[b].forward + traffic->trips[b].backward > 0,
         .update = update_time(traffic->config, mesh, zero, b, rates),
         .exchange = (double)zero_exchange_bytes(zero, b, zero_grad_format(zero, true)) / rates.between,
     };
+    parts_sent(plan, bucket, zero_grad_format(zero, true), load.layers, sent);
     load.forward_gather = (double)forward.weight_inter / rates.between +
                           (double)forward.weight_intra / rates.inside;
     load.backward_gather = (double)backward.weight_inter / rates.between +
@@ -339,7 +356,9 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
                      .memory = (double)plan->arena_elements * TAIL_BYTES / rates.memory,
                      .waits_for_update = parts_momentum_bytes(mesh, zero) > 0};
     load.bucket = xcalloc((size_t)load.buckets, sizeof(BucketLoad), "times of buckets");
-    for (int b = 0; b < load.buckets; b++) load.bucket[b] = load_of_bucket(&traffic, b, mesh, zero, rates);
+    double *parts = xcalloc((size_t)plan->units, sizeof *parts, "times of buckets");
+    for (int b = 0; b < load.buckets; b++)
+        load.bucket[b] = load_of_bucket(&traffic, b, mesh, zero, rates, parts + plan->bucket[b].first_unit);
     distribute_compute(&load, c, mesh, rates);
     add_waits(&load, c, mesh, rates);
     double alone = step_compute(&load);
@@ -356,6 +375,7 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
     if (c->local_steps > 1) row.ms = step_time_local(&load, row.ms, c->local_steps, c->local_steps_delay);
     row.exposed_ms = fmax(0, row.ms - step_time_alone(&load));
     free(load.bucket);
+    free(parts);
     traffic_free(&traffic);
     return row;
 }

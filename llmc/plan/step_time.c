@@ -42,23 +42,38 @@ static void wait_for_weights(Clock *clock, const StepLoad *load, int b, bool bac
     clock->now = fmax(clock->now, ready);
 }
 
-static void pass(Clock *clock, const StepLoad *load, int b, bool backward) {
-    wait_for_weights(clock, load, b, backward);
-    clock->now += load->bucket[b].layers * (backward ? load->backward : load->forward);
+static void forward(Clock *clock, const StepLoad *load, int b) {
+    wait_for_weights(clock, load, b, false);
+    clock->now += load->bucket[b].layers * load->forward;
     clock->slot_free[b % 2] = clock->now;
 }
 
-static void micro_batch(Clock *clock, const StepLoad *load, bool last) {
-    for (int b = 0; b < load->buckets; b++) pass(clock, load, b, false);
-    clock->now += load->head + load->waits;
-    for (int b = load->buckets - 1; b >= 0; b--) {
-        const BucketLoad *bucket = &load->bucket[b];
-        pass(clock, load, b, true);
-        if (b == 0) clock->now += load->tail;
-        if (!last && bucket->reductions == 1) continue;
-        double summed = carry(&clock->inside, clock->now, bucket->grad_inside);
-        clock->reduced = carry(&clock->between, summed, bucket->grad_between);
+// Reduces a part of a bucket's gradients, which is complete now.
+static void reduce(Clock *clock, const BucketLoad *bucket, double part) {
+    double summed = carry(&clock->inside, clock->now, part * bucket->grad_inside);
+    clock->reduced = carry(&clock->between, summed, part * bucket->grad_between);
+}
+
+static void backward(Clock *clock, const StepLoad *load, int b, bool reduces) {
+    const BucketLoad *bucket = &load->bucket[b];
+    double left = 1;
+    wait_for_weights(clock, load, b, true);
+    for (int i = 0; i < bucket->layers; i++) {
+        clock->now += load->backward;
+        if (!reduces || !bucket->sent || i == bucket->layers - 1 || bucket->sent[i] == 0) continue;
+        reduce(clock, bucket, bucket->sent[i]);
+        left -= bucket->sent[i];
     }
+    clock->slot_free[b % 2] = clock->now;
+    if (b == 0) clock->now += load->tail;
+    if (reduces) reduce(clock, bucket, left);
+}
+
+static void micro_batch(Clock *clock, const StepLoad *load, bool last) {
+    for (int b = 0; b < load->buckets; b++) forward(clock, load, b);
+    clock->now += load->head + load->waits;
+    for (int b = load->buckets - 1; b >= 0; b--)
+        backward(clock, load, b, last || load->bucket[b].reductions != 1);
 }
 
 // Runs the optimizer, which waits for all gradients because clipping needs their norm. Each

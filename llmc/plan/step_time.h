@@ -2,10 +2,10 @@
 // communication. For --plan, plan_time.c computes the StepLoad from the traffic of each preset. For
 // benchmarks, dev/bench/step_bound.c reads it from measurements.
 //
-// Model: the gradients of a bucket are sent as soon as its backward pass is done. The forward pass
-// of a layer waits only for its own weights. Intra-node and inter-node links work concurrently.
-// Messages of different steps never share a link: gradients overlap with backward, weights with
-// forward.
+// Model: the gradients of a bucket are sent as soon as the backward pass of its layers is done, or
+// parts of them before its first layer. The forward pass of a layer waits only for its own weights.
+// Intra-node and inter-node links work concurrently. Messages of different steps never share a
+// link: gradients overlap with backward, weights with forward.
 //
 // The network may be a token bucket, which lets some bytes pass at once after a pause. `burst` is
 // the time that these bytes would take otherwise. The token bucket is full at the start of the
@@ -21,6 +21,9 @@ typedef struct BucketLoad {
     int layers;                              // layers in this bucket
     int reductions;                          // number of gradient reductions per step
     double grad_inside, grad_between;        // one reduction: hop inside the node, then between nodes
+    const double *sent;                      // (layers) part of the gradients that is complete after
+                                             // backward of each layer, last layer first;
+                                             // NULL: all of them after the first layer
     double weight_between, weight_inside;    // gather after the update: between nodes, then inside
     bool gathered;                           // forward and backward gather the weights (ZeRO-3)
     double forward_gather, backward_gather;  // one of these gathers, over both links

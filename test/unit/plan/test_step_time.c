@@ -128,6 +128,21 @@ static void reduction_per_micro_batch(void **state) {
     takes(&c, 16 + 3 * 8);
 }
 
+// A bucket of two layers has gradients of 8 ms. The embeddings follow with as many. Backward
+// completes the layers at 7 and 9.
+static void parts_of_a_bucket(void **state) {
+    Case c;
+    const double sent[] = {0.75, 0.25};
+    three(&c, (BucketLoad){.grad_between = 8});
+    c.load.buckets = 2;
+    c.bucket[1].layers = 2;
+    takes(&c, 9 + 8 + 8);
+    c.bucket[1].sent = sent;
+    takes(&c, 7 + 8 + 8);
+    c.bucket[1].grad_between = 2;  // parts of 1.5 and 0.5 ms
+    takes(&c, 9 + 0.5 + 8);
+}
+
 // Four layers are gathered into two slots, for 3 ms each. In forward they arrive at 3, 6, 9 and 12,
 // and the LM head ends at 16. Backward finds layers 4 and 3 in the slots and completes them at 18
 // and 20. Layer 2 is gathered from 18 to 21 and completed at 23, layer 1 is gathered from 21 to 24
@@ -172,6 +187,7 @@ int main(void) {
         cmocka_unit_test(network_with_a_burst),
         cmocka_unit_test(layers_wait_for_their_own_weights),
         cmocka_unit_test(reduction_per_micro_batch),
+        cmocka_unit_test(parts_of_a_bucket),
         cmocka_unit_test(gathers_through_two_slots),
         cmocka_unit_test(outer_syncs_of_local_steps),
     };
