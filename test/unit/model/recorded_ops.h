@@ -15,10 +15,11 @@ enum {
     TENSORWISE = 1 << 5,  // --fp8-recipe
     DELAYED = 1 << 6,
     BLOCKWISE = 1 << 7,
-    QUANTIZED = 1 << 8,  // --quantized-activations
-    SEALED = 1 << 9,     // --verify-wire
-    UNTIED = 1 << 10,    // --untie-embeddings-and-output-weights
-    RECOMPUTE = 1 << 11  // --recompute-granularity full
+    QUANTIZED = 1 << 8,   // --quantized-activations
+    SEALED = 1 << 9,      // --verify-wire
+    UNTIED = 1 << 10,     // --untie-embeddings-and-output-weights
+    RECOMPUTE = 1 << 11,  // --recompute-granularity full
+    MUON = 1 << 12        // --optimizer muon, with all layers in a bucket of several chunks
 };
 enum { FP8 = TENSORWISE | DELAYED | BLOCKWISE };
 

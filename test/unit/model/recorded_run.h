@@ -83,6 +83,7 @@ static void add_flags(Arguments *a) {
         {SEALED, "--verify-wire"},
         {UNTIED, "--untie-embeddings-and-output-weights"},
         {RECOMPUTE, "--recompute-granularity full"},
+        {MUON, "--optimizer muon --ddp-bucket-size 1000000 --gradient-alltoall-pipeline 6"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (way.flags & rows[i].flags) add_words(a, "%s", rows[i].words);

@@ -70,6 +70,12 @@ static const Case cases[] = {
     {"optim", BLOCKWISE, 1, 1},
     {"optim", BLOCKWISE | SEQUENCE, 1, 1},
     {"optim_grads_params", BLOCKWISE | SEQUENCE | DIRECT, 1, 1},
+    // Muon
+    {"optim", MUON, 1, 1},
+    {"optim_grads", MUON | SEQUENCE, 1, 1},
+    {"optim_grads_params", MUON | DIRECT, 1, 1},
+    {"optim_grads", MUON, 2, 1},
+    {"optim", MUON | SEQUENCE, 2, 3},
     // pipelines
     {"optim", 0, 2, 1},
     {"optim", DIRECT | FUSED | SEQUENCE, 3, 1},
