@@ -4,6 +4,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "sdp4bit/layout_whole.h"
+
 int64_t layout_alignment(int group_a, int group_b, int group_c) {
     assert(group_a >= 0 && group_b >= 0 && group_c >= 0);
     int64_t alignment = HADAMARD_ORDER;
@@ -40,160 +42,6 @@ static int64_t shares(const BucketLayout *layout) { return (int64_t)layout->dp *
 // Returns the minimum size of a bucket or chunk, below which messages would be inefficient.
 static int64_t least_bucket(const BucketLayout *layout) {
     return 16 * shares(layout) * layout->options.alignment;
-}
-
-// --- whole matrices ------------------------------------------------------------------------------
-
-// Some optimizers need all elements of a matrix. Then a shard holds whole matrices, and a bucket is
-// padded to dp times the fullest shard. A bucket of more units can be divided more evenly.
-
-// Matrices to divide: all matrices of units [first, end).
-typedef struct WholeUnits {
-    const LayoutTensor *tensors;
-    int count, first, end;
-    int64_t alignment;  // of each matrix
-    int64_t multiple;   // shards are multiples of it
-    int dp;
-} WholeUnits;
-
-static bool belongs(const WholeUnits *units, int i) {
-    const LayoutTensor *tensor = &units->tensors[i];
-    return tensor->matrix && tensor->unit >= units->first && tensor->unit < units->end;
-}
-
-typedef struct WholeMatrix {
-    int64_t elements;  // with padding
-    int tensor;
-} WholeMatrix;
-
-static int larger_first(const void *a, const void *b) {
-    const WholeMatrix *x = a, *y = b;
-    if (x->elements != y->elements) return x->elements < y->elements ? 1 : -1;
-    return x->tensor - y->tensor;
-}
-
-// Returns the matrices of the units, the largest first. *elements: their sum.
-static WholeMatrix *sorted_matrices(const WholeUnits *units, int *matrices, int64_t *elements) {
-    WholeMatrix *sorted = xcalloc((size_t)units->count, sizeof *sorted, "the bucket layout");
-    *matrices = 0;
-    *elements = 0;
-    for (int i = 0; i < units->count; i++) {
-        if (!belongs(units, i)) continue;
-        int64_t padded = round_up64(units->tensors[i].numel, units->alignment);
-        sorted[(*matrices)++] = (WholeMatrix){padded, i};
-        *elements += padded;
-    }
-    qsort(sorted, (size_t)*matrices, sizeof *sorted, larger_first);
-    return sorted;
-}
-
-// Puts each matrix, the largest first, into the first of dp shards that then has at most `capacity`
-// elements, or for capacity 0 into the shard with the fewest elements. Returns the elements of the
-// fullest shard, or INT64_MAX if a matrix fits into no shard. shard: receives the shard of each
-// tensor that is one of the matrices.
-static int64_t fill_shards(const WholeMatrix *matrix, int matrices, int dp, int64_t capacity, int *shard) {
-    int64_t *filled = xcalloc((size_t)dp, sizeof *filled, "the bucket layout"), largest = 0;
-    for (int i = 0; i < matrices; i++) {
-        int chosen = 0;
-        for (int s = 1; !capacity && s < dp; s++) {
-            if (filled[s] < filled[chosen]) chosen = s;
-        }
-        while (capacity && chosen < dp && filled[chosen] + matrix[i].elements > capacity) chosen++;
-        if (chosen == dp) {
-            largest = INT64_MAX;
-            break;
-        }
-        shard[matrix[i].tensor] = chosen;
-        filled[chosen] += matrix[i].elements;
-        if (filled[chosen] > largest) largest = filled[chosen];
-    }
-    free(filled);
-    return largest;
-}
-
-// Divides the matrices into dp shards, with small shards: each to the shard with the fewest
-// elements, unless a search for the lowest capacity into which they fit finds smaller shards
-// (multifit). Returns the shard size. shard: (count) receives the shard of each matrix of these
-// units, and -1 for other tensors; may be NULL.
-static int64_t whole_divide(const WholeUnits *units, int *shard) {
-    assert(units->dp >= 1 && units->first < units->end);
-    int dp = units->dp, matrices;
-    int64_t elements, m = units->multiple;
-    WholeMatrix *sorted = sorted_matrices(units, &matrices, &elements);
-    int *chosen = shard ? shard : xcalloc((size_t)units->count, sizeof *chosen, "the bucket layout");
-    for (int i = 0; i < units->count; i++) chosen[i] = -1;
-    int64_t even = round_up64(fill_shards(sorted, matrices, dp, 0, chosen), m);
-    int64_t low = round_up64((elements + dp - 1) / dp, m), high = even;
-    if (matrices > 0 && low < sorted[0].elements) low = round_up64(sorted[0].elements, m);
-    while (low < high) {
-        int64_t middle = (low + high) / 2 / m * m;
-        if (fill_shards(sorted, matrices, dp, middle, chosen) <= middle) high = middle;
-        else low = middle + m;
-    }
-    fill_shards(sorted, matrices, dp, high < even ? high : 0, chosen);
-    free(sorted);
-    if (!shard) free(chosen);
-    return high;
-}
-
-// Returns the number of buckets, at most `most`, into which the units should be divided as evenly
-// as possible. Padding is sent, but small buckets overlap better with backward. So it minimizes the
-// padded elements plus a quarter of a mean bucket, among the numbers that need at most 1/12 of
-// padding; if there are none, the padded elements. On a tie it returns the larger number.
-// Bucket i gets units first + n i / buckets .. first + n (i + 1) / buckets - 1 of n.
-static int whole_buckets(const WholeUnits *units, int most) {
-    assert(most >= 1 && most <= units->end - units->first);
-    int n = units->end - units->first, best = 1;
-    int64_t elements = 0, least = INT64_MAX;
-    for (int i = 0; i < units->count; i++) {
-        if (belongs(units, i)) elements += units->tensors[i].numel;
-    }
-    for (int buckets = most; buckets >= 1; buckets--) {
-        int64_t padded = 0;
-        for (int b = 0; b < buckets; b++) {
-            WholeUnits part = *units;
-            part.first = units->first + (int)((int64_t)n * b / buckets);
-            part.end = units->first + (int)((int64_t)n * (b + 1) / buckets);
-            padded += units->dp * whole_divide(&part, NULL);
-        }
-        bool little = padded - elements <= elements / 12;
-        // At most 1.36 times the elements with little padding, otherwise more than twice.
-        int64_t cost = padded + (little ? padded / (4 * buckets) : padded);
-        if (cost < least) least = cost, best = buckets;
-    }
-    return best;
-}
-
-// Gives the shards of a bucket to ranks: the shard with the most work to the rank with the least
-// work so far. Rank 0 gets matrices, because the first segment of a bucket must start at 0.
-// work: (dp) work of all earlier buckets; adds the work of this one. rank_of: (dp) receives the
-// rank of each shard.
-static void whole_assign(const WholeUnits *units, const int *shard, int64_t *work, int *rank_of) {
-    int dp = units->dp;
-    int64_t *of_shard = xcalloc((size_t)dp, sizeof *of_shard, "the bucket layout");
-    int *owned = xcalloc((size_t)dp, sizeof *owned, "the bucket layout");
-    for (int i = 0; i < units->count; i++) {
-        if (belongs(units, i)) of_shard[shard[i]] += units->tensors[i].work;
-    }
-    for (int s = 0; s < dp; s++) rank_of[s] = owned[s] = -1;
-    for (int turn = 0; turn < dp; turn++) {
-        int heaviest = -1, idlest = -1;
-        for (int i = 0; i < dp; i++) {
-            if (rank_of[i] < 0 && (heaviest < 0 || of_shard[i] > of_shard[heaviest])) heaviest = i;
-            if (owned[i] < 0 && (idlest < 0 || work[i] < work[idlest])) idlest = i;
-        }
-        rank_of[heaviest] = idlest;
-        owned[idlest] = heaviest;
-    }
-    // The first shards that whole_divide fills hold matrices; shard 0 always does.
-    if (of_shard[owned[0]] == 0) {
-        int empty = owned[0], rank = rank_of[0];
-        rank_of[0] = 0;
-        rank_of[empty] = rank;
-    }
-    for (int s = 0; s < dp; s++) work[rank_of[s]] += of_shard[s];
-    free(of_shard);
-    free(owned);
 }
 
 // --- buckets -------------------------------------------------------------------------------------
@@ -306,6 +154,7 @@ static void place_whole(BucketLayout *layout, const Placing *p, const WholeUnits
     int *rank_of = xcalloc((size_t)layout->dp, sizeof *rank_of, "the bucket layout");
     bucket->whole = true;
     bucket->matrix_per_rank = whole_divide(units, shard);
+    whole_spread(units, shard);
     bucket->matrix_elements = bucket->matrix_counted = bucket->matrix_per_rank * layout->dp;
     whole_assign(units, shard, layout->rank_work, rank_of);
     for (int rank = 0; rank < layout->dp; rank++) {

@@ -17,23 +17,13 @@
 #pragma once
 #include "llmc/base/base.h"
 #include "sdp4bit/codec.h"
+#include "sdp4bit/layout_tensor.h"
 #include "sdp4bit/lossless.h"
 LLMC_BEGIN
 
 enum { TAIL_ALIGN = 8 };      // elements; tail shards are multiples of it
 enum { MESSAGE_ALIGN = 16 };  // bytes; sections of a message are aligned to it
 enum { MOST_CHUNKS = 4096 };  // maximum number of pipeline chunks per bucket
-
-typedef struct LayoutTensor {
-    int64_t numel;          // elements held by this rank
-    bool matrix;            // 2-D or more: quantized, with weight decay; 1-D tensors go to the tail
-    int unit;               // index in forward order: 0 for embeddings, then one per transformer
-                            // layer; non-decreasing over the tensors
-    int64_t before, after;  // elements of the same tensor that other ranks hold, before and after
-                            // this rank's part; before: a multiple of 32
-    int64_t work;           // > 0: one rank must own the whole matrix, and spends this work on it
-    bool uncounted;         // duplicate: another rank holds the same elements and counts their norm
-} LayoutTensor;
 
 // Position of a tensor within the matrix part or tail of its bucket. logical: offset of its first
 // element for the rounding bits. It counts the elements of all earlier tensors, each rounded up to

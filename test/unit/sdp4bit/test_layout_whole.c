@@ -111,16 +111,19 @@ static void test_padding_and_work(void **state) {
 }
 
 // Chunks of the last bucket that are complete when backward has completed a layer, the last layer
-// first. By default there is a chunk per layer.
+// first. By default there is a chunk per layer, or fewer if they would be tiny. Without
+// whole_spread, the second row and the last two would have none before the first layer.
 static void test_complete_chunks(void **state) {
     static const struct {
         int layers, nodes, per_node, chunks;
-        int complete[12];
+        int complete[24];
     } cases[] = {
         {12, 1, 2, 2, {0, 2}},
-        {12, 1, 8, 6, {0, 0, 0, 0, 0, 6}},
+        {12, 1, 8, 6, {0, 0, 2, 3, 3, 6}},
         {12, 4, 8, 12, {0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 12}},
-        {32, 1, 8, 8, {0, 0, 0, 2, 2, 2, 2, 8}},
+        {32, 1, 8, 8, {0, 0, 2, 2, 3, 5, 5, 8}},
+        {24, 2, 8, 12, {0, 0, 0, 1, 1, 4, 4, 6, 6, 6, 6, 12}},
+        {24, 4, 8, 18, {0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 10, 10, 10, 10, 10, 10, 18}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         BucketLayout layout = build(cases[i].layers, cases[i].nodes, cases[i].per_node, 1, 1);
