@@ -546,7 +546,7 @@ static const Option table[] = {
     IDLE_FLAG("distribute-saved-activations", "--sequence-parallel splits activations"),
     IDLE_FLAG("no-scatter-gather-tensors-in-pipeline",
               "--sequence-parallel splits the activations that stages send"),
-    IDLE_FLAG("no-delay-grad-reduce", "a bucket is reduced as soon as its gradients are complete"),
+    IDLE_FLAG("no-delay-grad-reduce", "gradients are reduced as soon as a chunk of a bucket is complete"),
     IDLE_FLAGS("align-grad-reduce", "no-align-grad-reduce",
                "every stage reduces as soon as its gradients are complete"),
     IDLE_FLAGS("align-param-gather", "no-align-param-gather",

@@ -2,8 +2,8 @@
 // communication. For --plan, plan_time.c computes the StepLoad from the traffic of each preset. For
 // benchmarks, dev/bench/step_bound.c reads it from measurements.
 //
-// Model: the gradients of a bucket are sent as soon as the backward pass of its layers is done, or
-// parts of them before its first layer. The forward pass of a layer waits only for its own weights.
+// Model: parts of a bucket's gradients are sent as soon as the backward pass of a layer completes
+// them (BucketLoad.sent). The forward pass of a layer waits only for its own weights.
 // Intra-node and inter-node links work concurrently. Messages of different steps never share a
 // link: gradients overlap with backward, weights with forward.
 //

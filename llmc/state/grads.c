@@ -207,25 +207,25 @@ void grads_begin(const Base *base, Grads *grads, int unit) {
 }
 
 // Backward usually completes units in descending order. With several model chunks of a pipeline it
-// may not; then chunks wait until all later units are complete too.
+// may not; then chunks wait until all later units of the bucket are complete too.
 ChunkRange grads_complete(const Base *base, Grads *grads, int unit, bool at_once) {
     assert(unit >= 0 && unit < base->layout.units);
     int b = base->layout.unit_bucket[unit], chunks = grads_chunks(base, b);
     const Bucket *bucket = &base->layout.bucket[b];
-    GradBucket *own = &grads->bucket[b];
+    GradBucket *state = &grads->bucket[b];
     grads->complete[unit] = true;
-    while (own->complete_from > bucket->first_unit && grads->complete[own->complete_from - 1])
-        own->complete_from--;
-    bool all = own->complete_from == bucket->first_unit;
+    while (state->complete_from > bucket->first_unit && grads->complete[state->complete_from - 1])
+        state->complete_from--;
+    bool all = state->complete_from == bucket->first_unit;
     if (at_once && !all) return (ChunkRange){0, 0};
-    int first = layout_first_complete(&base->layout, bucket, chunks, own->complete_from);
-    if (first >= own->chunks_left) return (ChunkRange){0, 0};
-    ChunkRange range = {first, own->chunks_left};
-    own->chunks_left = first;
+    int first = layout_first_complete(&base->layout, bucket, chunks, state->complete_from);
+    if (first >= state->chunks_left) return (ChunkRange){0, 0};
+    ChunkRange range = {first, state->chunks_left};
+    state->chunks_left = first;
     timer_start(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
-    event_record(own->ready, base->compute);
-    if (base->lanes->apart) stream_wait(base->lanes->first, own->ready);
-    stream_wait(base->lanes->last, own->ready);
+    event_record(state->ready, base->compute);
+    if (base->lanes->apart) stream_wait(base->lanes->first, state->ready);
+    stream_wait(base->lanes->last, state->ready);
     return range;
 }
 

@@ -30,7 +30,7 @@ typedef struct GradBucket {
     int64_t start;      // first element in `whole` or `shard`
     bool begun;         // the backward pass has begun to write the bucket
     int reductions;     // number of reductions in this step so far
-    int complete_from;  // all units from here on have complete gradients in this backward pass
+    int complete_from;  // gradients of this and all later units of the bucket are complete
     int chunks_left;    // chunks [0, chunks_left) have not been reduced in this backward pass
     Event *ready;       // the gradients of the next chunks are complete
 } GradBucket;

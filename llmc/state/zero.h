@@ -1,8 +1,9 @@
 // The training state of a data-parallel rank, replicated or sharded as in ZeRO-1, 2 and 3
 // (--data-parallel-sharding-strategy). A rank owns one shard of each bucket. Depending on the
 // strategy, it holds optimizer state, gradients and weights of this shard only or of whole buckets.
-// In a step, this module reduces each bucket's gradients as soon as they are complete, computes the
-// step status, runs AdamW and updates all model weights, in bf16 or with SDP4Bit.
+// In a step, this module reduces chunks of each bucket's gradients as soon as they are complete,
+// computes the step status, runs AdamW or Muon and updates all model weights, in bf16 or with
+// SDP4Bit.
 //
 // Called by train_gpt.c, llmc/model, llmc/run and llmc/checkpoint. Files:
 //   zero.c        runs a step by calling the parts: grads, optimizer, weights, local_steps, stats

@@ -450,6 +450,17 @@ tensor_messages() {
         { why="nccl $nccl, peer $peer, codes $codes"; return 1; }
 }
 check "--plan-network: which messages use peer memory or are quantized" tensor_messages
+# Buckets of whole matrices are reduced in chunks, as soon as their layers are complete. Ratio of
+# the step times with Muon and AdamW; if the last layer completed all chunks, it would be 1.25.
+chunks_overlap() {
+    local adam muon
+    step_ms() { "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args --plan --plan-world-size 32 --gpus-per-node 8 \
+        --plan-network 25 "$@" 2>"$work/err" </dev/null | awk '$1 == "sdp4bit" && NF == 7 { print $3 }'; }
+    adam=$(step_ms) && muon=$(step_ms @configs/muon.args)
+    why="AdamW $adam ms, Muon $muon ms"
+    awk -v a="$adam" -v m="$muon" 'BEGIN { exit !(a > 0 && m / a > 1.126 && m / a < 1.138) }'
+}
+check "--plan-network: chunks of Muon's buckets overlap with backward" chunks_overlap
 passes_ms() { # FLAGS...: forward and backward time of a step, computed by --plan-network
     takes baseline --plan-network 100000 "$@" && sed -n 's/^  forward and backward take \([0-9.]*\) ms.*/\1/p' "$work/out"
 }

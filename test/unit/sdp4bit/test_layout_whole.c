@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "sdp4bit/layout.h"
+#include "sdp4bit/layout_whole.h"
 
 enum { C = 64, LAYER = 6, MOST_LAYERS = 40, GROUP = 128 };
 
@@ -141,6 +142,33 @@ static void test_complete_chunks(void **state) {
     }
 }
 
+// Spreading moves matrices, but every shard keeps its elements and its work, also if matrices of
+// equal size have different work.
+static void test_spread_keeps_sizes_and_work(void **state) {
+    enum { COUNT = 48, DP = 8 };
+    LayoutTensor tensors[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        int64_t numel = (int64_t[]){3, 1, 4, 4}[i % 4] * C * C;
+        tensors[i] = (LayoutTensor){.numel = numel, .matrix = true, .unit = i / 4, .work = 1 + i / 4 % 2};
+    }
+    WholeUnits units = {tensors, COUNT, 0, COUNT / 4, GROUP, GROUP, DP};
+    int before[COUNT], after[COUNT], moved = 0;
+    whole_divide(&units, before);
+    for (int i = 0; i < COUNT; i++) after[i] = before[i];
+    whole_spread(&units, after);
+    for (int s = 0; s < DP; s++) {
+        int64_t elements = 0, work = 0;
+        for (int i = 0; i < COUNT; i++) {
+            elements += ((after[i] == s) - (before[i] == s)) * tensors[i].numel;
+            work += ((after[i] == s) - (before[i] == s)) * tensors[i].work;
+        }
+        assert_int_equal(elements, 0);
+        assert_int_equal(work, 0);
+    }
+    for (int i = 0; i < COUNT; i++) moved += after[i] != before[i];
+    assert_true(moved > 0);
+}
+
 // Without work the layout is as before.
 static void test_mixed_units_are_refused(void **state) {
     LayoutTensor tensors[] = {{.numel = 64, .matrix = true}, {.numel = 64, .matrix = true, .work = 1}};
@@ -153,9 +181,8 @@ static void test_mixed_units_are_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_matrix_in_one_shard),
-        cmocka_unit_test(test_padding_and_work),
-        cmocka_unit_test(test_complete_chunks),
+        cmocka_unit_test(test_every_matrix_in_one_shard), cmocka_unit_test(test_padding_and_work),
+        cmocka_unit_test(test_complete_chunks),           cmocka_unit_test(test_spread_keeps_sizes_and_work),
         cmocka_unit_test(test_mixed_units_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
