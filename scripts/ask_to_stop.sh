@@ -23,12 +23,16 @@ is_shell() {
     esac
 }
 
+# catches_usr1 PID: succeeds if the process has a handler for SIGUSR1 now.
+catches_usr1() { grep -qsE '^SigCgt:.*[2367abef]..$' "/proc/$1/status"; }
+
 # ask_to_stop PID: sends SIGUSR1 to the run that is process PID or its descendant. Ranks save and
 # exit on SIGUSR1. Launchers forward it to ranks on other machines, but not all of them do so on
 # this machine, so local ranks get it directly (a second SIGUSR1 has no effect on a rank). A script
 # without a handler would be killed and leave mpirun running. Therefore only processes with a
 # handler get the signal, and scripts only if no program has one. If there is no handler at all,
-# training has not started yet, and all processes are ended.
+# training has not started yet, and all processes are ended. A process that a script has just forked
+# has the script's handlers until it executes its program, so programs are asked again.
 ask_to_stop() {
     local pid catches programs=() scripts=() others=()
     while read -r pid catches; do
@@ -36,7 +40,7 @@ ask_to_stop() {
             others+=("$pid")
         elif is_shell "$pid"; then
             scripts+=("$pid")
-        else
+        elif catches_usr1 "$pid"; then
             programs+=("$pid")
         fi
     done < <(processes_below "$1")

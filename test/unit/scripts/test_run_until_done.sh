@@ -96,6 +96,7 @@ check "exit code 75 without a new checkpoint does not count as progress" plays "
 check "does not give up while there is some progress" plays "7+ 7 7 7+ 7 7 0" 0 7
 check "--max-restarts limits the restarts" plays "7+ 7+ 7+ 7+ 7+ 0" 7 4 --max-restarts 3
 check "the first start is not a restart" plays "7+ 0" 7 1 --max-restarts 0
+shell=()
 # started WORD COMMAND...: starts the loop in the background and waits until the run waits for a
 # signal. The caller waits for $job.
 started() {
@@ -103,7 +104,7 @@ started() {
     rm -rf "$work/run" && mkdir "$work/run" && echo "$1 0" >"$work/run/play"
     shift
     # Shells without job control start background commands with SIGINT ignored.
-    env --default-signal=INT scripts/run_until_done.sh --pause 0 -- "$@" "$work/run" \
+    env --default-signal=INT "${shell[@]}" scripts/run_until_done.sh --pause 0 -- "$@" "$work/run" \
         --save "$work/run" --load "$work/run" 2>"$work/err" &
     job=$!
     until [ -e "$work/run/waiting" ]; do
@@ -132,6 +133,11 @@ signaled() {
     [ -z "$why" ]
 }
 check "SIGTERM stops the run and the loop" signaled TERM wait "$work/stub"
+# Bash pauses before every command after the first background process, so the signal arrives before
+# the loop knows the process of the run.
+echo 'trap "[ -z \"\$(jobs -p)\" ] || sleep 0.4" DEBUG' >"$work/pauses"
+slow_shell() { local shell=(BASH_ENV="$work/pauses"); signaled "$@"; }
+check "SIGTERM while the run starts" slow_shell TERM wait "$work/stub"
 check "SIGUSR1 stops the run and the loop" signaled USR1 wait "$work/stub"
 # nohup makes a process ignore SIGHUP.
 catches_hup() { [ $((0x$(awk '/^SigIgn:/ { print $2 }' "/proc/$$/status") % 2)) = 0 ]; }
