@@ -32,7 +32,7 @@ catches_usr1() { grep -qsE '^SigCgt:.*[2367abef]..$' "/proc/$1/status"; }
 # without a handler would be killed and leave mpirun running. Therefore only processes with a
 # handler get the signal, and scripts only if no program has one. If there is no handler at all,
 # training has not started yet, and all processes are ended. A process that a script has just forked
-# has the script's handlers until it executes its program, so programs are asked again.
+# has the script's handlers until it executes its program, so programs are checked again.
 ask_to_stop() {
     local pid catches programs=() scripts=() others=()
     while read -r pid catches; do
@@ -42,6 +42,8 @@ ask_to_stop() {
             scripts+=("$pid")
         elif catches_usr1 "$pid"; then
             programs+=("$pid")
+        else
+            others+=("$pid")
         fi
     done < <(processes_below "$1")
     if [ ${#programs[@]} -gt 0 ]; then

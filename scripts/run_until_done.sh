@@ -164,10 +164,10 @@ end_idle_launcher() {
 # Signals to this script are forwarded to the run, which saves and exits with 75. After that there
 # is no restart. The run has its own session, because Ctrl-C in the terminal would make mpirun kill
 # the ranks.
-signals=0 last='' child='' session=()
+signals=0 last_signal='' child='' session=()
 if command -v setsid >/dev/null; then session=(setsid); fi
 forward() {
-    signals=$((signals + 1)) last=$1
+    signals=$((signals + 1)) last_signal=$1
     [ -z "$child" ] || stop_run "$1" $signals "$child"
 }
 for name in HUP INT TERM USR1; do
@@ -190,8 +190,8 @@ while :; do
     before=$(saved) handled=$signals
     ${session[@]+"${session[@]}"} "$@" &
     child=$! watcher=
-    # The run may have started before $child was set.
-    [ $signals = "$handled" ] || stop_run "$last" $signals "$child"
+    # A signal that arrived before $child was set has not been forwarded.
+    [ $signals = "$handled" ] || stop_run "$last_signal" $signals "$child"
     if [ "$grace" -gt 0 ]; then
         end_idle_launcher "$child" </dev/null &
         watcher=$!

@@ -3,9 +3,9 @@
 // benchmarks, dev/bench/step_bound.c reads it from measurements.
 //
 // Model: parts of a bucket's gradients are sent as soon as the backward pass of a layer completes
-// them (BucketLoad.sent). The forward pass of a layer waits only for its own weights.
-// Intra-node and inter-node links work concurrently. Messages of different steps never share a
-// link: gradients overlap with backward, weights with forward.
+// them (BucketLoad.sent). The forward pass of a layer waits only for its own weights. Intra-node
+// and inter-node links work concurrently. Messages of different steps never share a link: gradients
+// overlap with backward, weights with forward.
 //
 // The network may be a token bucket, which lets some bytes pass at once after a pause. `burst` is
 // the time that these bytes would take otherwise. The token bucket is full at the start of the

@@ -450,8 +450,8 @@ tensor_messages() {
         { why="nccl $nccl, peer $peer, codes $codes"; return 1; }
 }
 check "--plan-network: which messages use peer memory or are quantized" tensor_messages
-# Buckets of whole matrices are reduced in chunks, as soon as their layers are complete. Ratio of
-# the step times with Muon and AdamW; if the last layer completed all chunks, it would be 1.25.
+# Buckets of whole matrices are reduced in chunks, as soon as their layers are complete. The ratio
+# of the step times with Muon and AdamW would be 1.25 if all chunks waited for the first layer.
 chunks_overlap() {
     local adam muon
     step_ms() { "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args --plan --plan-world-size 32 --gpus-per-node 8 \
