@@ -80,7 +80,7 @@ void plan_muon_report(const Config *c, const Mesh *mesh, const Zero *zero, const
     if (c->optimizer != OPTIMIZER_MUON) return;
     double all, most = plan_newton_schulz(c, zero, &all);
     fprintf(out, "  Newton-Schulz per step: %.4g TFLOP, at most %.4g on a rank (mean %.4g)\n", 1e-12 * all,
-            1e-12 * most, 1e-12 * all / plan->dp);
+            1e-12 * most, 1e-12 * all / state->dp);
     if (state->dp > 1) print_work(c, plan, out);
     fprintf(out, "  every rank owns whole matrices, which takes %.1f %% of padding\n",
             100 * whole_padding(plan));

@@ -22,6 +22,10 @@ enum { HOST_ADAMW_BYTES = 32 };
 static const double HOST_MEMORY = 8.2e7;
 // Bytes that AdamW and Muon read and write per element if the state is on disk.
 enum { DISK_ADAMW_BYTES = 24, DISK_MUON_BYTES = 16, DISK_MUON_BF16_BYTES = 12 };
+// Products of a Newton-Schulz step, and the time in ms by which each exceeds the rate of large
+// products. Fitted to models of 125M to 1.3B parameters on H200s (dev/bench/NOTES.md).
+enum { PRODUCTS_PER_STEP = 3 };
+static const double PRODUCT_IDLE = 0.0078;
 // Latency in ms of a tensor-parallel reduction or gather, with one kernel over peer memory and with
 // NCCL (dev/bench/NOTES.md).
 static const double PEER_MESSAGE = 0.016, NCCL_MESSAGE = 0.042;
@@ -75,18 +79,33 @@ static double tensor_rate(const Mesh *mesh, Rates rates) {
     return mesh->tp.size <= mesh->per_node ? rates.inside : rates.between;
 }
 
-// Returns the time of Newton-Schulz in a bucket of matrices, and of gathering their momentum from
-// tensor-parallel ranks. Layers are alike, so that the time is proportional to the bucket's size.
-static double newton_schulz_time(const Config *c, const Mesh *mesh, const Zero *zero, const Bucket *bucket,
-                                 Rates rates) {
+// Returns a bucket's share of the elements of all matrices that have one owner. As layers are alike,
+// it is also the bucket's share of Newton-Schulz.
+static double whole_share(const Zero *zero, int b) {
     const BucketLayout *layout = zero_layout(zero);
-    double matrices = 0, all;
-    if (!bucket->whole) return 0;
-    for (int b = 0; b < layout->buckets; b++)
-        matrices += layout->bucket[b].whole ? (double)layout->bucket[b].matrix_elements : 0;
-    double time = plan_newton_schulz(c, zero, &all) / rates.matmul;
-    if (mesh->tp.size > 1) time += parts_momentum_bytes(mesh, zero) / tensor_rate(mesh, rates);
-    return time * (double)bucket->matrix_elements / matrices;
+    double matrices = 0;
+    if (!layout->bucket[b].whole) return 0;
+    for (int i = 0; i < layout->buckets; i++)
+        matrices += layout->bucket[i].whole ? (double)layout->bucket[i].matrix_elements : 0;
+    return (double)layout->bucket[b].matrix_elements / matrices;
+}
+
+// Returns the time of the products of Newton-Schulz in bucket b, on the rank with the most work. A
+// layer has the matrices of queries, keys and values (one matrix if they are not split), the
+// projection, fc1 and fc2.
+static double products_time(const Config *c, const Mesh *mesh, const Zero *zero, int b, Rates rates) {
+    double share = whole_share(zero, b), all, most;
+    if (share == 0) return 0;
+    most = plan_newton_schulz(c, zero, &all);
+    double matrices = (c->muon_no_split_qkv ? 4.0 : 6.0) * c->num_layers / mesh->pp.size;
+    double idle = matrices * c->muon_num_ns_steps * PRODUCTS_PER_STEP * PRODUCT_IDLE;
+    return share * (most / rates.matmul + most / all * idle);
+}
+
+// Returns the time in which Muon gathers the momentum of bucket b from tensor-parallel ranks.
+static double momentum_time(const Mesh *mesh, const Zero *zero, int b, Rates rates) {
+    if (mesh->tp.size == 1) return 0;
+    return whole_share(zero, b) * parts_momentum_bytes(mesh, zero) / tensor_rate(mesh, rates);
 }
 
 static const double HOST_ADAMW = HOST_ADAMW_BYTES / HOST_MEMORY;  // in ms per element
@@ -96,7 +115,7 @@ static const double HOST_ADAMW = HOST_ADAMW_BYTES / HOST_MEMORY;  // in ms per e
 static double update_time(const Config *c, const Mesh *mesh, const Zero *zero, int b, Rates rates) {
     const Bucket *state = &zero_state_layout(zero)->bucket[b];
     double elements = (double)bucket_shard(state);
-    double products = newton_schulz_time(c, mesh, zero, &zero_layout(zero)->bucket[b], rates);
+    double products = products_time(c, mesh, zero, b, rates) + momentum_time(mesh, zero, b, rates);
     if (c->optimizer_disk_offload)
         return fmax(elements * HOST_ADAMW + products, disk_bytes(c, state) / disk_rate(c, mesh));
     return elements * (c->optimizer_cpu_offload ? HOST_ADAMW : ADAMW_BYTES / rates.memory) + products;
@@ -136,6 +155,7 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
         .weight_inside = (double)once.weight_intra / rates.inside,
         .gathered = traffic->trips[b].forward + traffic->trips[b].backward > 0,
         .update = update_time(traffic->config, mesh, zero, b, rates),
+        .products = products_time(traffic->config, mesh, zero, b, rates),
         .exchange = (double)zero_exchange_bytes(zero, b, zero_grad_format(zero, true)) / rates.between,
     };
     parts_sent(plan, bucket, zero_grad_format(zero, true), load.layers, sent);

@@ -77,13 +77,15 @@ static void micro_batch(Clock *clock, const StepLoad *load, bool last) {
 }
 
 // Runs the optimizer, which waits for all gradients because clipping needs their norm. Each
-// bucket's weights are sent as soon as they are updated.
+// bucket's weights are sent as soon as they are updated. Matrix products delay the next forward.
 static void update(Clock *clock, const StepLoad *load) {
     Link between = idle_link(load->burst), inside = idle_link(0);
     double updated = fmax(clock->now, clock->reduced) + load->memory;
+    clock->now = updated;
     for (int b = 0; b < load->buckets; b++) {
         const BucketLoad *bucket = &load->bucket[b];
         updated += bucket->update;
+        clock->now += bucket->products;
         double crossed = carry(&between, updated, bucket->weight_between);
         clock->weights[b] = carry(&inside, crossed, bucket->weight_inside);
     }
@@ -130,6 +132,7 @@ double step_time_alone(const StepLoad *load) {
     for (int b = 0; b < load->buckets; b++) {
         alone.bucket[b] = (BucketLoad){.layers = load->bucket[b].layers,
                                        .update = load->bucket[b].update,
+                                       .products = load->bucket[b].products,
                                        .reductions = load->bucket[b].reductions};
     }
     double ms = step_time(&alone);

@@ -5,7 +5,8 @@
 // Model: parts of a bucket's gradients are sent as soon as the backward pass of a layer completes
 // them (BucketLoad.sent). The forward pass of a layer waits only for its own weights. Intra-node
 // and inter-node links work concurrently. Messages of different steps never share a link: gradients
-// overlap with backward, weights with forward.
+// overlap with backward, weights with forward. Forward also overlaps with the optimizer step, but
+// not with its matrix products (Muon), because both need the GPU's matrix units.
 //
 // The network may be a token bucket, which lets some bytes pass at once after a pause. `burst` is
 // the time that these bytes would take otherwise. The token bucket is full at the start of the
@@ -28,6 +29,7 @@ typedef struct BucketLoad {
     bool gathered;                           // forward and backward gather the weights (ZeRO-3)
     double forward_gather, backward_gather;  // one of these gathers, over both links
     double update;                           // optimizer step
+    double products;                         // part of `update` that computes matrix products
     double exchange;                         // outer all-reduce between nodes, for local steps
 } BucketLoad;
 

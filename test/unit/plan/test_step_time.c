@@ -82,6 +82,17 @@ static void updates_in_forward_order(void **state) {
     takes(&c, PASSES + 5 + 2);
 }
 
+// Matrix products of the update leave forward only the rest of the GPU's time.
+static void products_delay_forward(void **state) {
+    Case c;
+    takes(three(&c, (BucketLoad){.update = 1, .products = 1}), PASSES + 3);
+    assert_float_equal(step_time_alone(&c.load), PASSES + 3, 1e-9);
+    // Forward starts after 2.4 ms and layer 2 has its weights at 3 ms: 2.4 ms are exposed.
+    takes(three(&c, (BucketLoad){.update = 1, .products = 0.8}), PASSES + 2.4);
+    // While forward waits for weights (until 3, 5 and 7 ms), products cost nothing.
+    takes(three(&c, (BucketLoad){.update = 1, .products = 1, .weight_between = 2}), PASSES + 6);
+}
+
 static void gradients_overlap_with_backward(void **state) {
     Case c;
     // Layer 2 is sent 2 to 3 ms into backward. Layer 1 and the embeddings are complete at 4 and
@@ -183,6 +194,7 @@ int main(void) {
         cmocka_unit_test(exposed_waits),
         cmocka_unit_test(step_without_messages),
         cmocka_unit_test(updates_in_forward_order),
+        cmocka_unit_test(products_delay_forward),
         cmocka_unit_test(gradients_overlap_with_backward),
         cmocka_unit_test(network_with_a_burst),
         cmocka_unit_test(layers_wait_for_their_own_weights),
