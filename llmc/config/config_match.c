@@ -277,11 +277,12 @@ static const char *optimizer_of(const cJSON *arguments) {
     return cJSON_IsString(item) ? item->valuestring : "adam";  // older checkpoints lack the key
 }
 
-// AdamW has two moments of every matrix, Muon one momentum.
-static bool match_optimizer(const Config *config, const cJSON *saved, const cJSON *now, char *notes,
+// AdamW has two moments of every matrix, Muon one momentum. Evaluation needs neither.
+static bool match_optimizer(Config *config, const cJSON *saved, const cJSON *now, char *notes,
                             size_t notes_bytes, Error *err) {
     const char *was = optimizer_of(saved), *is = optimizer_of(now);
     if (strcmp(was, is) == 0) return true;
+    if (config->skip_train) config->no_load_optim = true;
     if (!config->no_load_optim) {
         return ckpt_error(
             err,

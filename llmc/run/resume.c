@@ -193,9 +193,9 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     Config *c = &run->config;
     const RunState *state = checkpoint_state(checkpoint);
     const char *arguments = checkpoint_arguments(checkpoint);
-    bool optimizer = !c->finetune && !c->no_load_optim;
     char notes[2048] = "";
     if (!config_match_checkpoint(c, arguments, notes, sizeof notes, &run->error)) return false;
+    bool optimizer = !c->finetune && !c->no_load_optim;
     if (!checkpoint_check_tensors(checkpoint, run->whole, run->whole_count, &run->error) ||
         !match_base(run, checkpoint))
         return false;
