@@ -23,7 +23,7 @@ static const double HOST_MEMORY = 8.2e7;
 // Bytes that AdamW and Muon read and write per element if the state is on disk.
 enum { DISK_ADAMW_BYTES = 24, DISK_MUON_BYTES = 16, DISK_MUON_BF16_BYTES = 12 };
 // Products of a Newton-Schulz step, and the time in ms by which each exceeds the rate of large
-// products. Fitted to models of 125M to 1.3B parameters on H200s (dev/bench/NOTES.md).
+// products. Fitted to models of 125M to 1.3B parameters on H200s and an H100 (dev/bench/NOTES.md).
 enum { PRODUCTS_PER_STEP = 3 };
 static const double PRODUCT_IDLE = 0.0078;
 // Latency in ms of a tensor-parallel reduction or gather, with one kernel over peer memory and with
@@ -79,8 +79,8 @@ static double tensor_rate(const Mesh *mesh, Rates rates) {
     return mesh->tp.size <= mesh->per_node ? rates.inside : rates.between;
 }
 
-// Returns a bucket's share of the elements of all matrices that have one owner. As layers are alike,
-// it is also the bucket's share of Newton-Schulz.
+// Returns a bucket's share of the elements of all matrices with one owner, which is also its share
+// of Newton-Schulz, because layers are alike.
 static double whole_share(const Zero *zero, int b) {
     const BucketLayout *layout = zero_layout(zero);
     double matrices = 0;
