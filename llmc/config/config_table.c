@@ -507,7 +507,8 @@ static const Option table[] = {
            "A100|A800|H100|H200|H800|B200|MI300X|L40S|RTX4090|RTX5090",
            "GPU to plan for; sets peak FLOP/s, memory size and link speeds"),
     REAL("plan-tflops", FREE, plan_tflops, "0", 0, 1e6,
-         "TFLOP/s per GPU without communication (see --log-throughput); 0: the --plan-gpu value"),
+         "TFLOP/s per GPU of a run with AdamW, without communication (see --log-throughput); 0: the "
+         "--plan-gpu value"),
     FLAG("plan-measure", FREE, plan_measure,
          "measure this machine's device with a few of the model's layers, and --optimizer-disk-offload's "
          "disk"),

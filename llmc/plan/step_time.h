@@ -29,7 +29,7 @@ typedef struct BucketLoad {
     bool gathered;                           // forward and backward gather the weights (ZeRO-3)
     double forward_gather, backward_gather;  // one of these gathers, over both links
     double update;                           // optimizer step
-    double products;                         // part of `update` that computes matrix products
+    double products;                         // matrix products of the optimizer step, also in `update`
     double exchange;                         // outer all-reduce between nodes, for local steps
 } BucketLoad;
 
