@@ -289,9 +289,10 @@ bool config_same(const char *own_json, const char *first_json, Error *err);
 // --override-opt_param-scheduler, where the command line wins, or
 // --use-checkpoint-opt_param-scheduler, which copies the saved schedule into config. With
 // --finetune, only the model is compared. A model flag that the checkpoint lacks had its default.
-// Windows of layers may be spelled differently. The optimizer may differ only with --no-load-optim.
-// Differences that change the order of the data or the precision become notes. Error
-// (EXIT_CHECKPOINT): not a JSON object, or a model or schedule flag that differs.
+// Windows of layers may be spelled differently. Optimizer and schedule may differ if they are not
+// loaded (config_loads_optimizer). Differences that change the order of the data or the precision
+// become notes. Error (EXIT_CHECKPOINT): not a JSON object, or a model or schedule flag that
+// differs.
 bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes,
                              Error *err);
 // Compares the arguments of the checkpoint that --pretrained-checkpoint names: only the model,
@@ -346,6 +347,9 @@ bool config_check_lora(const Config *config, Error *err);
 
 // Columns per head that rotary embeddings rotate; 0 with learned positions. After config_finish.
 int config_rotary_columns(const Config *config);
+// Returns true if --load restores the optimizer state and the schedule. Evaluation (--skip-train)
+// needs neither.
+bool config_loads_optimizer(const Config *config);
 // Returns true with --eval-tasks or --eval-text.
 bool config_scores(const Config *config);
 int config_pipeline_chunks(const Config *config);

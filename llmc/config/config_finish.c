@@ -35,6 +35,8 @@ static bool finish_vocabulary(Config *c, int vocab_size, int eod, Error *err) {
     return true;
 }
 
+bool config_loads_optimizer(const Config *c) { return !c->finetune && !c->no_load_optim && !c->skip_train; }
+
 bool config_scores(const Config *c) { return c->eval_tasks.count || c->eval_text.count; }
 
 int config_pipeline_chunks(const Config *c) {

@@ -260,7 +260,7 @@ static bool match_schedule(Config *config, const cJSON *saved, const cJSON *now,
         adopt_schedule(config, saved);
         return true;
     }
-    if (config->no_load_optim) return true;  // the schedule restarts: see restore in llmc/run/resume.c
+    if (!config_loads_optimizer(config)) return true;  // restarts: see restore in llmc/run/resume.c
     Difference d;
     // The length of the run only matters if weight decay changes over it.
     bool constant = config->weight_decay_incr_style == WEIGHT_DECAY_CONSTANT;
@@ -277,13 +277,12 @@ static const char *optimizer_of(const cJSON *arguments) {
     return cJSON_IsString(item) ? item->valuestring : "adam";  // older checkpoints lack the key
 }
 
-// AdamW has two moments of every matrix, Muon one momentum. Evaluation needs neither.
-static bool match_optimizer(Config *config, const cJSON *saved, const cJSON *now, char *notes,
+// AdamW has two moments of every matrix, Muon one momentum.
+static bool match_optimizer(const Config *config, const cJSON *saved, const cJSON *now, char *notes,
                             size_t notes_bytes, Error *err) {
     const char *was = optimizer_of(saved), *is = optimizer_of(now);
     if (strcmp(was, is) == 0) return true;
-    if (config->skip_train) config->no_load_optim = true;
-    if (!config->no_load_optim) {
+    if (config_loads_optimizer(config)) {
         return ckpt_error(
             err,
             "the checkpoint was saved with --optimizer %.20s, whose state --optimizer %s cannot "

@@ -188,14 +188,14 @@ static bool match_base(Run *run, const Checkpoint *checkpoint) {
 }
 
 // Restores counters, schedule, weights and optimizer state from an opened checkpoint, subject to
-// --finetune and --no-load-optim.
+// --finetune, --no-load-optim and --skip-train.
 static bool restore(Run *run, const Checkpoint *checkpoint) {
     Config *c = &run->config;
     const RunState *state = checkpoint_state(checkpoint);
     const char *arguments = checkpoint_arguments(checkpoint);
+    bool optimizer = config_loads_optimizer(c);
     char notes[2048] = "";
     if (!config_match_checkpoint(c, arguments, notes, sizeof notes, &run->error)) return false;
-    bool optimizer = !c->finetune && !c->no_load_optim;
     if (!checkpoint_check_tensors(checkpoint, run->whole, run->whole_count, &run->error) ||
         !match_base(run, checkpoint))
         return false;

@@ -112,12 +112,24 @@ static void flags_after_windows_are_compared(void **state) {
                  "qk_layernorm false, but this run has true");
 }
 
+// Optimizer and schedule must match only if they are loaded.
+static void evaluation_ignores_optimizer_and_schedule(void **state) {
+    const char *muon = SMALL "--optimizer muon", *schedule = SMALL "--lr-decay-iters 77";
+    check_resume(muon, NULL, SMALL, "saved with --optimizer muon");
+    check_resume(muon, NULL, SMALL "--skip-train", NULL);
+    check_resume(schedule, NULL, SMALL, "the checkpoint's schedule has");
+    check_resume(schedule, NULL, SMALL "--skip-train", NULL);
+    check_resume(SMALL "--position-embedding-type rope", NULL, SMALL "--skip-train",
+                 "position_embedding_type");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(missing_keys_are_defaults),
         cmocka_unit_test(missing_keys_are_not_other_values),
         cmocka_unit_test(windows_are_compared_by_layer),
         cmocka_unit_test(flags_after_windows_are_compared),
+        cmocka_unit_test(evaluation_ignores_optimizer_and_schedule),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
