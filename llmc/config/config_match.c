@@ -260,7 +260,7 @@ static bool match_schedule(Config *config, const cJSON *saved, const cJSON *now,
         adopt_schedule(config, saved);
         return true;
     }
-    if (!config_loads_optimizer(config)) return true;  // restarts: see restore in llmc/run/resume.c
+    if (!config_loads_optimizer(config)) return true;  // see restore in llmc/run/resume.c
     Difference d;
     // The length of the run only matters if weight decay changes over it.
     bool constant = config->weight_decay_incr_style == WEIGHT_DECAY_CONSTANT;

@@ -110,15 +110,16 @@ static double momentum_time(const Mesh *mesh, const Zero *zero, int b, Rates rat
 
 static const double HOST_ADAMW = HOST_ADAMW_BYTES / HOST_MEMORY;  // in ms per element
 
-// Returns the time of the optimizer step of bucket b. Muon's elementwise part takes about as much
-// memory traffic as AdamW.
-static double update_time(const Config *c, const Mesh *mesh, const Zero *zero, int b, Rates rates) {
+// Returns the time of the optimizer step of bucket b. products: result of products_time. Muon's
+// elementwise part takes about as much memory traffic as AdamW.
+static double update_time(const Config *c, const Mesh *mesh, const Zero *zero, int b, double products,
+                          Rates rates) {
     const Bucket *state = &zero_state_layout(zero)->bucket[b];
     double elements = (double)bucket_shard(state);
-    double products = products_time(c, mesh, zero, b, rates) + momentum_time(mesh, zero, b, rates);
+    double muon = products + momentum_time(mesh, zero, b, rates);
     if (c->optimizer_disk_offload)
-        return fmax(elements * HOST_ADAMW + products, disk_bytes(c, state) / disk_rate(c, mesh));
-    return elements * (c->optimizer_cpu_offload ? HOST_ADAMW : ADAMW_BYTES / rates.memory) + products;
+        return fmax(elements * HOST_ADAMW + muon, disk_bytes(c, state) / disk_rate(c, mesh));
+    return elements * (c->optimizer_cpu_offload ? HOST_ADAMW : ADAMW_BYTES / rates.memory) + muon;
 }
 
 // Sets the parts of a bucket's gradients whose chunks each layer completes, the last layer first.
@@ -145,6 +146,7 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
     WireBytes forward = traffic_of_gather(traffic, b, false, weight);
     WireBytes backward = traffic_of_gather(traffic, b, true, weight);
     bool words = bucket->first_unit == 0 && traffic_has_words(traffic->config, mesh);
+    double products = products_time(traffic->config, mesh, zero, b, rates);
     BucketLoad load = {
         .layers = bucket->end_unit - bucket->first_unit - words,
         .reductions = traffic->trips[b].reductions,
@@ -154,8 +156,8 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
         .weight_between = (double)once.weight_inter / rates.between,
         .weight_inside = (double)once.weight_intra / rates.inside,
         .gathered = traffic->trips[b].forward + traffic->trips[b].backward > 0,
-        .update = update_time(traffic->config, mesh, zero, b, rates),
-        .products = products_time(traffic->config, mesh, zero, b, rates),
+        .update = update_time(traffic->config, mesh, zero, b, products, rates),
+        .products = products,
         .exchange = (double)zero_exchange_bytes(zero, b, zero_grad_format(zero, true)) / rates.between,
     };
     parts_sent(plan, bucket, zero_grad_format(zero, true), load.layers, sent);
